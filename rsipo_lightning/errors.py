@@ -1,0 +1,49 @@
+"""Named errors. Each is also the stdlib type that a caller would expect, and says what, where and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RsipoError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(RsipoError, ValueError):
+    """A key, value or combination that cannot be run."""
+
+
+class PluginError(RsipoError, LookupError):
+    """An unknown or clashing algorithm, environment, engine or preset."""
+
+
+class DataError(RsipoError, ValueError):
+    """A file that is missing, unreadable or not what was promised."""
+
+
+class OptionalDependencyError(RsipoError, ImportError):
+    """A feature whose extra is not installed."""
+
+
+class CheckpointError(RsipoError, RuntimeError):
+    """A checkpoint that cannot be written or resumed."""
+
+
+class EnvironmentFault(RsipoError, RuntimeError):
+    """Something that all episodes share is broken (a retriever, a worker pool): the run stops with a checkpoint.
+
+    Any other exception of an episode ends that episode only (``Stop.ERROR``).
+    """
+
+
+class EngineError(RsipoError, RuntimeError):
+    """The generation engine is dead, stale or does not agree with the policy: the run stops with a checkpoint."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'rsipo'? (have: grpo, rsipo)"``, to be put behind the statement of the error."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else ";"
+    return f"{hint} (have: {', '.join(names)})"

@@ -1,0 +1,123 @@
+"""The three things that can be swapped from outside: environments, task suites and engines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from rsipo_lightning.errors import EnvironmentFault
+from rsipo_lightning.types import Completion, Prompt, Stop, Task, Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an environment answers to one response of the policy."""
+
+    action: str  # the action it understood, "" if none
+    observation: str  # the next user message ("" once the episode has ended)
+    reward: float = 0.0
+    success: bool = False
+    valid: bool = True  # the response had the form that the template asks for
+    stop: Stop | None = None  # None while the episode goes on, else DONE or MAX_TURNS
+
+
+class Environment(Protocol):
+    """One live episode. Text in, text out; tokens are the rollout loop's business."""
+
+    def reset(self, task: Task) -> str:
+        """First user message. The same task gives the same text, always: that is what makes replays fair.
+
+        It holds one line that states the task (``Your question: ...``), after which a skill can be inserted.
+        """
+
+    def step(self, response: str) -> StepResult:
+        """Parse the policy's response and act. After the end: raises EnvironmentFault."""
+
+    def close(self) -> None:
+        """Free what the episode holds. May be called twice."""
+
+
+@dataclass
+class EnvironmentConfig:
+    """Keys that every environment has; each adds its own in a subclass."""
+
+    prompt: str = "full"  # "full" (the wording of the papers' templates) | "compact" (for the tiny policy)
+    max_steps: int = 50  # T_max
+    invalid_penalty: float = 0.1  # taken from the score, times the share of invalid turns
+
+
+class TaskSuite(ABC):
+    """The tasks of one environment and the factory of its episodes. This is what an environment plugin registers.
+
+    ``suite = Suite(config, seed)``; a broken file or key raises DataError or ConfigError here, before any work.
+    """
+
+    Config: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    name: ClassVar[str]
+    config: Any  # an instance of Config
+
+    @property
+    @abstractmethod
+    def types(self) -> tuple[str, ...]:
+        """All task types, in the order in which they are shown."""
+
+    @abstractmethod
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Tasks of "train", "val" or "test"; may be lazy. Unknown split: DataError."""
+
+    @abstractmethod
+    def make(self) -> Environment:
+        """A fresh episode."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a response, e.g. ``("</search>", "</answer>")``."""
+        return ()
+
+    def check_skill(self, trajectory: Trajectory, text: str) -> str:
+        """Why a skill written from this trajectory must not be used (it gives the answer away), or ""."""
+        return ""
+
+    def describe(self) -> dict[str, Any]:
+        """What a run records of its data: paths, counts, hashes."""
+        return {}
+
+    def step_many(self, episodes: Sequence[Environment], responses: Sequence[str]) -> list[StepResult | Exception]:
+        """Step all live episodes. An exception of one is returned in its place; EnvironmentFault is raised.
+
+        Override to batch what episodes share (retriever calls).
+        """
+        results: list[StepResult | Exception] = []
+        for episode, response in zip(episodes, responses, strict=True):
+            try:
+                results.append(episode.step(response))
+            except EnvironmentFault:
+                raise
+            except Exception as error:  # a broken episode is data
+                results.append(error)
+        return results
+
+    def close(self) -> None:
+        """Free what the episodes share. May be called twice."""
+
+
+class Engine(Protocol):
+    """Token ids in, token ids and log-probs out."""
+
+    policy_version: int
+
+    def generate(
+        self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None
+    ) -> list[Completion]:
+        """Continue each prompt; same order. KV caches of sessions that are not in the call are dropped."""
+
+    def sync_weights(self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Take over new weights and drop every cache; completions carry ``version`` from now on."""
+
+    def close(self) -> None:
+        """Free the engine. May be called twice."""

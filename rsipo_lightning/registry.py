@@ -1,0 +1,51 @@
+"""Names -> classes. Built-ins are import strings, so that nothing is imported but what was chosen."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from rsipo_lightning.errors import PluginError, did_you_mean
+
+BUILTIN: dict[str, dict[str, str]] = {
+    "algorithms": {
+        "grpo": "rsipo_lightning.algorithms.grpo:GRPO",
+        "rsipo": "rsipo_lightning.algorithms.rsipo:RSIPO",
+    },
+    "environments": {
+        "search": "rsipo_lightning.environments.search:SearchSuite",
+    },
+    "engines": {
+        "hf": "rsipo_lightning.engines.hf:HFEngine",
+        "scripted": "rsipo_lightning.engines.scripted:ScriptedEngine",
+    },
+}
+
+
+def _table(kind: str) -> dict[str, str]:
+    table = dict(BUILTIN[kind])
+    for point in entry_points(group=f"rsipo_lightning.{kind}"):
+        if point.name in table and table[point.name] != point.value:
+            raise PluginError(
+                f"two {kind} are called '{point.name}': {table[point.name]} and {point.value}; uninstall or rename one"
+            )
+        table[point.name] = point.value
+    return table
+
+
+def names(kind: str) -> list[str]:
+    """Registered names of "algorithms", "environments" or "engines", third-party ones included; imports none."""
+    return sorted(_table(kind))
+
+
+def load(kind: str, name: str) -> Any:
+    """The class registered under ``name``. Unknown or unimportable: PluginError."""
+    table = _table(kind)
+    if name not in table:
+        raise PluginError(f"no {kind[:-1]} '{name}'{did_you_mean(name, table)}")
+    module, _, attribute = table[name].partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"{kind[:-1]} '{name}' ({table[name]}) cannot be imported: {error}") from error
