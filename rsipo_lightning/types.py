@@ -102,6 +102,7 @@ class Trajectory:
     score: float
     stop: Stop
     max_steps: int  # T_max of the environment
+    opening: str = ""  # first user message, without skill
     skill: Skill | None = None  # in the prompt while acting (replays)
     error: str = ""  # text of the exception if stop is ERROR
 
@@ -201,6 +202,7 @@ class Sample:
     mask: Tensor  # (L,) bool, True at the N sampled tokens, never at 0
     turn: Tensor  # (N,) int64, turn of the trajectory that each token belongs to
     engine_logprobs: Tensor  # (N,) float32
+    anchor: int = 0  # index in ids at which a skill section is inserted
     credits: Mapping[str, Credit] = field(default_factory=dict)
     views: Mapping[str, TeacherView] = field(default_factory=dict)
     scores: Mapping[str, Tensor] = field(default_factory=dict)  # (N,) no-grad log-probs: old, reference, each view
