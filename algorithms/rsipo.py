@@ -116,9 +116,9 @@ class RSIPO(GRPO[RSIPOConfig]):
         keyed_random(self.seed, "split", update, group.task.id).shuffle(trajectories)
         if self.config.split == "success_first":
             trajectories.sort(key=lambda t: not t.success)
-            middle = [t for t in trajectories[1:]]
-            keyed_random(self.seed, "rest", update, group.task.id).shuffle(middle)
-            trajectories = [*trajectories[:1], *middle]
+            rest = trajectories[1:]
+            keyed_random(self.seed, "rest", update, group.task.id).shuffle(rest)
+            trajectories = [*trajectories[:1], *rest]
         half = len(trajectories) // 2
         evidence, control = trajectories[:half], trajectories[half:]
         return [t for t in evidence if t.scored], [t for t in control if t.scored]

@@ -38,15 +38,15 @@ class Policy(nn.Module):
         """[M, D] -> [M, V] float32."""
         return self.model.get_output_embeddings()(hidden).float()  # type: ignore[misc]
 
-    def forward(self, ids: Tensor, mask: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor, mask: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of the masked tokens and entropies of their distributions.
 
-        ids [B, L] int64, mask [B, L] bool (never True at 0) -> two float32 tensors [N], row-major, nats, of the
+        ids [B, L] int64, mask [B, L] bool (never True at 0), temperature [N] -> two float32 tensors [N], row-major, nats, of the
         distribution softmax(logits / temperature). Example: ids [[5, 6, 7]], mask [[F, F, T]] -> log p(7 | 5, 6).
         """
         hidden = self.hidden(ids)[:, :-1][mask[:, 1:]]
         target = ids[:, 1:][mask[:, 1:]]
-        logp = torch.log_softmax(self.logits(hidden) / temperature, dim=-1)
+        logp = torch.log_softmax(self.logits(hidden) / temperature[:, None], dim=-1)
         chosen = logp.gather(-1, target[:, None]).squeeze(-1)
         return chosen, -(logp.exp() * logp).sum(-1)
 

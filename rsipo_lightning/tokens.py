@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rsipo_lightning.types import Credit, Sample, Skill, TeacherView, Trajectory
+from rsipo_lightning.types import Completion, Credit, Sample, Skill, TeacherView, Trajectory
 
 
 T = TypeVar("T")
@@ -26,14 +26,14 @@ def rows(trajectory: Trajectory) -> list[Sample]:
     for k, turn in enumerate(trajectory.turns):
         if not done or turn.prompt_ids[: len(done[-1].ids)] != tuple(done[-1].ids):
             done.append(_Row(turn.anchor))
-        done[-1].add(k, turn.prompt_ids, turn.completion.ids, turn.completion.logprobs)
+        done[-1].add(k, turn.prompt_ids, turn.completion)
     return [row.sample() for row in done if row.turn]
 
 
 def skill_row(skill: Skill) -> Sample:
     """The row of a written skill: its prompt, then its sampled tokens (end token included)."""
     row = _Row()
-    row.add(0, skill.prompt_ids, skill.completion.ids, skill.completion.logprobs)
+    row.add(0, skill.prompt_ids, skill.completion)
     return row.sample()
 
 
@@ -44,13 +44,15 @@ class _Row:
         self.mask: list[bool] = []
         self.turn: list[int] = []
         self.logprobs: list[float] = []
+        self.temperature = 1.0
 
-    def add(self, k: int, prompt: Sequence[int], sampled: Sequence[int], logprobs: Sequence[float]) -> None:
+    def add(self, k: int, prompt: Sequence[int], completion: Completion) -> None:
         context = prompt[len(self.ids) :]
-        self.ids += [*context, *sampled]
-        self.mask += [False] * len(context) + [True] * len(sampled)
-        self.turn += [k] * len(sampled)
-        self.logprobs += logprobs
+        self.ids += [*context, *completion.ids]
+        self.mask += [False] * len(context) + [True] * len(completion.ids)
+        self.turn += [k] * len(completion.ids)
+        self.logprobs += completion.logprobs
+        self.temperature = completion.temperature
 
     def sample(self) -> Sample:
         return Sample(
@@ -58,6 +60,7 @@ class _Row:
             mask=torch.tensor(self.mask),
             turn=torch.tensor(self.turn, dtype=torch.long),
             engine_logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
+            temperature=self.temperature,
             anchor=self.anchor,
         )
 
@@ -91,8 +94,9 @@ class TokenBatch:
     row: Tensor  # [N] int64
     turn: Tensor  # [N] int64
     engine_logprobs: Tensor  # [N] float32
+    temperature: Tensor  # [N] float32
     credits: Mapping[str, Credit]  # {stream: [N], [N]}; weight 0 where a row has no such stream
-    scores: Mapping[str, Tensor]  # {name: [N]} no-grad log-probs; 0 where a row has none
+    scores: Mapping[str, Tensor]  # {name: [N]} no-grad log-probs; NaN where a row has none, until the forward is done
     entropy: Tensor | None = None  # [N], filled by the forward
     old_logprobs: Tensor | None = None  # [N], filled by the forward: pi_old of this update
 
@@ -107,20 +111,21 @@ def pad(ids: Sequence[Tensor], masks: Sequence[Tensor], device: torch.device) ->
 def collate(samples: Sequence[Sample], device: torch.device) -> TokenBatch:
     """Samples -> TokenBatch; everything but ids and mask is float32 whatever the policy's dtype."""
     ids, mask = pad([s.ids for s in samples], [s.mask for s in samples], device)
-    zeros = {id(s): torch.zeros(s.n) for s in samples}
 
     def packed(get: Iterable[Tensor]) -> Tensor:
         return torch.cat(list(get)).to(device)
 
     streams = sorted({name for s in samples for name in s.credits})
     names = sorted({name for s in samples for name in s.scores})
-    empty = {id(s): Credit(zeros[id(s)], zeros[id(s)]) for s in samples}
+    empty = {id(s): constant(s, 0.0, 0.0) for s in samples}
+    unknown = {id(s): torch.full((s.n,), torch.nan) for s in samples}
     return TokenBatch(
         ids=ids,
         mask=mask,
         row=packed(torch.full((s.n,), i) for i, s in enumerate(samples)),
         turn=packed(s.turn for s in samples),
         engine_logprobs=packed(s.engine_logprobs for s in samples),
+        temperature=packed(torch.full((s.n,), s.temperature) for s in samples),
         credits={
             name: Credit(
                 packed(s.credits.get(name, empty[id(s)]).weight for s in samples),
@@ -128,7 +133,7 @@ def collate(samples: Sequence[Sample], device: torch.device) -> TokenBatch:
             )
             for name in streams
         },
-        scores={name: packed(s.scores.get(name, zeros[id(s)]) for s in samples) for name in names},
+        scores={name: packed(s.scores.get(name, unknown[id(s)]) for s in samples) for name in names},
     )
 
 

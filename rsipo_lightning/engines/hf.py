@@ -181,6 +181,7 @@ class HFEngine:
                 text=self.tokenizer.decode(ids[row], skip_special_tokens=True),
                 truncated=not stopped[row],
                 policy_version=self.policy_version,
+                temperature=prompts[row].temperature or 1.0,
             )
             for row in range(count)
         ]
