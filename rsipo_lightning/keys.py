@@ -1,0 +1,58 @@
+"""Names of the logged values, ``area/name_unit``, in one place. Imports nothing heavy, so that tools can use it.
+
+The suffix says the unit or the reduction: ``_frac _mean _max _count _s _tokens``. The x-axis is the update.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+CATEGORIES: Final = ("procedural", "recovery", "format", "other")  # of skills; order of tests in methods.md 6.6
+
+SUCCESS: Final = "rollout/success_frac"
+VALID_ACTION: Final = "rollout/valid_action_frac"
+TURNS: Final = "rollout/turns_mean"
+ACTION_TOKENS: Final = "rollout/action_tokens_mean"
+ERROR: Final = "rollout/error_frac"
+TRUNCATED: Final = "rollout/truncated_frac"
+SCORE: Final = "reward/score_mean"
+ZERO_STD: Final = "reward/group_zero_std_frac"
+
+GAIN: Final = "replay/gain_mean"
+TREATED_SUCCESS: Final = "replay/treated_success_frac"
+CONTROL_SUCCESS: Final = "replay/control_success_frac"
+TEACHER_BETTER: Final = "replay/teacher_better_frac"
+TEACHER_WORSE: Final = "replay/teacher_worse_frac"
+
+SKILL_VALID: Final = "skill/valid_frac"
+SKILL_CHARS: Final = "skill/chars_mean"
+
+TRUST: Final = "trust/omega_mean"
+VERSION: Final = "progress/policy_version"
+VAL_SUCCESS: Final = "val/success_frac"
+TEST_SUCCESS: Final = "test/success_frac"
+
+
+def stop(reason: str) -> str:
+    """``rollout/stop_max_turns_frac``."""
+    return f"rollout/stop_{reason}_frac"
+
+
+def category(name: str) -> str:
+    """``skill/procedural_frac``."""
+    return f"skill/{name}_frac"
+
+
+def category_gain(name: str) -> str:
+    """``skill/procedural/gain_mean``."""
+    return f"skill/{name}/gain_mean"
+
+
+def by_type(area: str, env: str, task_type: str, name: str = "success_frac") -> str:
+    """``rollout/search/hotpotqa/success_frac``; what a tag cannot hold becomes ``_``."""
+    return f"{area}/{_tag(env)}/{_tag(task_type)}/{name}"
+
+
+def _tag(text: str) -> str:
+    return re.sub(r"[^\w.\-]+", "_", text) or "_"
