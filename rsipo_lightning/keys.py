@@ -1,6 +1,7 @@
-"""Names of the logged values, ``area/name_unit``, in one place. Imports nothing heavy, so that tools can use it.
+"""Names of the logged values, ``area/name_unit``, in one place. Imports nothing heavy.
 
-The suffix says the unit or the reduction: ``_frac _mean _max _count _s _tokens``. The x-axis is the update.
+The suffix says the unit or the reduction: ``_frac _mean _max _count _s _tokens``. The x-axis is
+the update.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-CATEGORIES: Final = ("procedural", "recovery", "format", "other")  # of skills; order of tests in methods.md 6.6
+CATEGORIES: Final = ("procedural", "recovery", "format", "other")  # of skills
 
 SUCCESS: Final = "rollout/success_frac"
 VALID_ACTION: Final = "rollout/valid_action_frac"

@@ -1,10 +1,10 @@
-"""What one iteration measures: values pile up locally under their keys and are reduced once over the ranks.
+"""What one iteration measures: values pile up locally and are reduced once over the ranks.
 
-    metrics.mean("rollout/success_frac", 1.0)        # average, weighted
-    metrics.fraction("skill/format_frac", 2, 3)      # hits of cases; 0 where there was no case
-    metrics.total("rollout/tokens_count", 512)
-    metrics.maximum("time/turn_max_s", 0.2)
-    row = metrics.reduce()                           # {key: float}, the same on every rank
+metrics.mean("rollout/success_frac", 1.0)        # average, weighted
+metrics.fraction("skill/format_frac", 2, 3)      # hits of cases; 0 where there was no case
+metrics.total("rollout/tokens_count", 512)
+metrics.maximum("time/turn_max_s", 0.2)
+row = metrics.reduce()                           # {key: float}, the same on every rank
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from torch import distributed
 from torchmetrics import MaxMetric, MeanMetric, Metric, SumMetric
 
-NORMAL_95: Final = 1.959963984540054  # quantile of the normal distribution for a two-sided 95 % interval
+NORMAL_95: Final = 1.959963984540054  # quantile of a two-sided 95 % interval
 
 
 class Part(NamedTuple):
-    """What one rank says of one key; plain numbers, so that ranks with different keys can exchange them."""
+    """What one rank says of one key, in plain numbers that ranks can exchange."""
 
     kind: str  # mean | fraction | total | maximum
     value: float  # a weighted sum, a count of hits, a sum, or a maximum
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class Metrics:
-    """Sums and counts by key. A NaN that was measured stays one: hiding it would hide a broken run."""
+    """Sums and counts by key. A NaN that was measured stays: hiding it would hide a broken run."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, tuple[str, Metric]] = {}
@@ -51,12 +51,14 @@ class Metrics:
         self._get(key, "maximum", MaxMetric).update(value)
 
     def reduce(self) -> dict[str, float]:
-        """One row over all ranks, keys sorted. Collective where ``torch.distributed`` runs: every rank must call it.
+        """One row over all ranks, keys sorted. Collective: every rank must call it.
 
-        Ranks may hold different keys: they exchange dictionaries, so nothing waits for a key that a rank has not seen.
+        Ranks may hold different keys: they exchange dictionaries, so none waits for a key that
+        another has not seen.
         """
         merged: dict[str, list[Part]] = {}
-        for parts in gather({key: _part(kind, metric) for key, (kind, metric) in self._metrics.items()}):
+        mine = {key: _part(kind, metric) for key, (kind, metric) in self._metrics.items()}
+        for parts in gather(mine):
             for key, part in parts.items():
                 merged.setdefault(key, []).append(part)
         row = {key: _reduce(key, merged[key]) for key in sorted(merged)}
@@ -64,7 +66,7 @@ class Metrics:
 
     def _get(self, key: str, kind: str, make: Callable[..., Metric]) -> Metric:
         if key not in self._metrics:
-            # NaN for NaN: torchmetrics' default drops them, and its "disable" also drops the weights (1.9.0)
+            # NaN for NaN: torchmetrics' default drops them, its "disable" drops the weights (1.9.0)
             self._metrics[key] = kind, make(nan_strategy=math.nan).set_dtype(torch.float64)
         known, metric = self._metrics[key]
         if known != kind:
@@ -73,7 +75,7 @@ class Metrics:
 
 
 def gather(value: Any) -> list[Any]:
-    """The value of each rank, in order of rank; ``[value]`` where there is one process. Collective."""
+    """The value of each rank, in order of rank (one process: ``[value]``). Collective."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return [value]
     values: list[Any] = [None] * distributed.get_world_size()
@@ -109,7 +111,7 @@ def _reduce(key: str, parts: Iterable[Part]) -> float | None:
     parts = list(parts)
     kinds = {part.kind for part in parts}
     if len(kinds) > 1:
-        raise ValueError(f"metric {key!r} is of different kinds on different ranks: {', '.join(sorted(kinds))}")
+        raise ValueError(f"metric {key!r} differs between ranks: {', '.join(sorted(kinds))}")
     values = [part.value for part in parts]
     match parts[0].kind:
         case "total":

@@ -25,7 +25,8 @@ def test_each_kind_gives_the_number_worked_out_by_hand() -> None:
     metrics.maximum("a/t_max", -7)
     metrics.fraction("a/hit_frac", 1, 2)
     metrics.fraction("a/hit_frac", 0, 2)
-    assert metrics.reduce() == {"a/hit_frac": 0.25, "a/n_count": 7.0, "a/t_max": -3.0, "a/x_mean": 2.0}
+    expected = {"a/hit_frac": 0.25, "a/n_count": 7.0, "a/t_max": -3.0, "a/x_mean": 2.0}
+    assert metrics.reduce() == expected
 
 
 def test_values_keep_double_precision() -> None:
@@ -73,7 +74,8 @@ def test_ranks_with_unequal_keys_agree(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     workers = [
-        context.Process(target=_rank, args=(rank, str(tmp_path / "store"), results)) for rank in range(2)
+        context.Process(target=_rank, args=(rank, str(tmp_path / "store"), results))
+        for rank in range(2)
     ]
     for worker in workers:
         worker.start()
@@ -91,11 +93,17 @@ def test_ranks_with_unequal_keys_agree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("successes", "n", "interval"),
-    [(8, 10, (0.4902, 0.9433)), (0, 10, (0.0, 0.2775)), (10, 10, (0.7225, 1.0)), (0, 0, (0.0, 1.0))],
+    [
+        (8, 10, (0.4902, 0.9433)),
+        (0, 10, (0.0, 0.2775)),
+        (10, 10, (0.7225, 1.0)),
+        (0, 0, (0.0, 1.0)),
+    ],
 )
 def test_wilson_interval(successes: int, n: int, interval: tuple[float, float]) -> None:
     assert wilson(successes, n) == pytest.approx(interval, abs=5e-5)
 
 
 def test_keys_hold_no_blanks_or_extra_slashes() -> None:
-    assert keys.by_type("rollout", "search", "pick two / heat") == "rollout/search/pick_two_heat/success_frac"
+    key = keys.by_type("val", "search", "pick two / heat")
+    assert key == "val/search/pick_two_heat/success_frac"
