@@ -10,7 +10,7 @@ import lightning as L
 from rsipo_lightning.callbacks.rollout_stats import record_replays
 from rsipo_lightning.callbacks.rollouts import Progress, sampling
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.keys import keyed_seed
+from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.replay import gain, utilities
 from rsipo_lightning.rollout import Job, Player

@@ -11,7 +11,7 @@ import lightning as L
 from rsipo_lightning.callbacks.rollout_stats import record_groups
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import EnvironmentFault
-from rsipo_lightning.keys import keyed_random
+from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.rollout import Job, Player, Sampling
