@@ -1,3 +1,3 @@
-"""RSIPO and the methods it is compared with, as plugin algorithms of one PyTorch Lightning trainer."""
+"""RSIPO and the methods it is compared with, as plugin algorithms of one Lightning trainer."""
 
 __version__ = "0.1.0"

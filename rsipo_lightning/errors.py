@@ -1,4 +1,4 @@
-"""Named errors. Each is also the stdlib type that a caller would expect, and says what, where and what to do."""
+"""Named errors. Each is also the stdlib type that a caller expects, and says what and what to do."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class CheckpointError(RsipoError, RuntimeError):
 
 
 class EnvironmentFault(RsipoError, RuntimeError):
-    """Something that all episodes share is broken (a retriever, a worker pool): the run stops with a checkpoint.
+    """Something that all episodes share is broken (a retriever): the run stops with a checkpoint.
 
     Any other exception of an episode ends that episode only (``Stop.ERROR``).
     """
 
 
 class EngineError(RsipoError, RuntimeError):
-    """The generation engine is dead, stale or does not agree with the policy: the run stops with a checkpoint."""
+    """The generation engine is dead, stale or disagrees: the run stops with a checkpoint."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'rsipo'? (have: grpo, rsipo)"``, to be put behind the statement of the error."""
+    """``"; did you mean 'rsipo'? (have: grpo, rsipo)"``, to be put behind the error's statement."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ";"

@@ -1,4 +1,4 @@
-"""Names -> classes. Built-ins are import strings, so that nothing is imported but what was chosen."""
+"""Names -> classes. Built-ins are import strings: nothing is imported but what was chosen."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def _table(kind: str) -> dict[str, str]:
     for point in entry_points(group=f"rsipo_lightning.{kind}"):
         if point.name in table and table[point.name] != point.value:
             raise PluginError(
-                f"two {kind} are called '{point.name}': {table[point.name]} and {point.value}; uninstall or rename one"
+                f"two {kind} are called '{point.name}': {table[point.name]} and {point.value}; "
+                "uninstall or rename one"
             )
         table[point.name] = point.value
     return table
 
 
 def names(kind: str) -> list[str]:
-    """Registered names of "algorithms", "environments" or "engines", third-party ones included; imports none."""
+    """Registered "algorithms", "environments" or "engines", third-party ones too; imports none."""
     return sorted(_table(kind))
 
 
@@ -48,4 +49,6 @@ def load(kind: str, name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise PluginError(f"{kind[:-1]} '{name}' ({table[name]}) cannot be imported: {error}") from error
+        raise PluginError(
+            f"{kind[:-1]} '{name}' ({table[name]}) cannot be imported: {error}"
+        ) from error

@@ -1,0 +1,50 @@
+# `make fit` and `make test` need nothing but Python 3.11 or newer: they make .venv first.
+# ARGS is passed on, e.g.: make fit ARGS="--algo grpo seed=1 trainer.updates=10"
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+ARGS ?=
+
+.PHONY: fit test check install lint types test-fast tiny-policy board dist clean
+
+fit: install
+	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
+
+test: lint types
+	$(BIN)/python -m pytest -q $(ARGS)
+
+check: lint types test-fast
+
+install: $(STAMP)
+
+# Done again only when what is to be installed has changed.
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("make: Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+# First and alone, so that no other package's range can ask for a CUDA build where there is no GPU.
+	command -v nvidia-smi >/dev/null || $(BIN)/python -m pip install torch==2.13.0
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+lint: install
+	$(BIN)/ruff check .
+
+types: install
+	$(BIN)/mypy
+
+test-fast: install
+	$(BIN)/python -m pytest -q -m 'not slow' $(ARGS)
+
+tiny-policy: install
+	$(BIN)/python -m rsipo_lightning.sft $(ARGS)
+
+board: install
+	$(BIN)/tensorboard --logdir runs $(ARGS)
+
+dist: install
+	$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")'
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

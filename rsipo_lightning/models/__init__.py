@@ -1,0 +1,1 @@
+"""Policies that are shipped with the package: one Hugging Face folder each."""

@@ -1,0 +1,89 @@
+"""Imports go one way (docs/design.md), and nothing that must answer at once imports torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "rsipo_lightning"
+
+# A module imports from its own line and those above it. A folder counts as one module.
+LAYERS: list[set[str]] = [
+    {"types", "errors", "keys", "metrics"},
+    {"protocols", "registry", "config", "run_folder"},
+    {"codec", "skills", "tokens", "policy", "rollout", "replay"},
+    {"algorithms"},
+    {"module", "data", "strategy"},
+    {"callbacks", "sft"},
+    {"build", "testing"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+# These stand beside the line: they see the nouns and what they implement, and only those that put
+# parts together see them.
+BESIDE = {"environments", "engines"}
+SEEN_FROM_BESIDE = {"types", "errors", "keys", "protocols"}
+SEES_BESIDE = {"sft", "build", "testing"}
+# Data that is found by importlib.resources.
+DATA = {"configs", "models"}
+
+
+def modules() -> list[tuple[str, Path]]:
+    files = [(path.stem, path) for path in PACKAGE.glob("*.py")]
+    for package in PACKAGE.iterdir():
+        if package.is_dir():  # links to the top-level folders too
+            files += [(package.name, path) for path in package.rglob("*.py")]
+    return sorted(files)
+
+
+def imported(path: Path) -> set[str]:
+    """The x of each ``rsipo_lightning.x`` that a file imports, inside functions too."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return {name.split(".")[1] for name in names if name.startswith("rsipo_lightning.")}
+
+
+def allowed(module: str) -> set[str]:
+    if module in DATA:
+        return set()
+    if module in BESIDE:
+        return SEEN_FROM_BESIDE | {module}
+    rank = next((i for i, layer in enumerate(LAYERS) if module in layer), None)
+    assert rank is not None, f"say in LAYERS where {module} belongs"
+    seen = set().union(DATA, *LAYERS[: rank + 1])
+    return seen | BESIDE if module in SEES_BESIDE else seen
+
+
+@pytest.mark.parametrize(
+    ("module", "path"), [pytest.param(m, p, id=str(p.relative_to(PACKAGE))) for m, p in modules()]
+)
+def test_imports_go_one_way(module: str, path: Path) -> None:
+    assert imported(path) <= allowed(module)
+
+
+def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("import torch\ndef f():\n    from rsipo_lightning.cli import main\n")
+    assert imported(file) == {"cli"}
+    assert not imported(file) <= allowed("config")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import rsipo_lightning",
+        "import rsipo_lightning.config",
+        "import rsipo_lightning.registry",
+    ],
+)
+def test_no_torch_is_imported_by(statement: str) -> None:
+    code = f"{statement}\nimport sys; assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
