@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import lightning as L
 
-from rsipo_lightning.callbacks.rollout_stats import record_replays
-from rsipo_lightning.callbacks.rollouts import Progress, sampling
+from rsipo_lightning.callbacks.rollout_stats import add_replays
+from rsipo_lightning.callbacks.rollouts import sampling, shown
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.module import PolicyModule
@@ -21,8 +21,8 @@ from rsipo_lightning.types import Iteration, Prompt, ReplayRequest, ReplayResult
 class ReplayGains(L.Callback):
     """Stands behind RolloutCollector; fills ``iteration.skills`` and ``iteration.replays``."""
 
-    def __init__(self, player: Player, config: RunConfig, progress: Progress | None = None) -> None:
-        self.player, self.config, self.progress = player, config, progress
+    def __init__(self, player: Player, config: RunConfig) -> None:
+        self.player, self.config = player, config
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """propose -> skills -> plan -> replays."""
@@ -31,9 +31,9 @@ class ReplayGains(L.Callback):
         requests = algorithm.propose(it)
         it.skills = self.write(requests, it.update)
         plans = algorithm.plan(it)
-        it.replays = self.replay(plans, it)
+        it.replays = self.replay(plans, it, trainer)
         if requests:
-            record_replays(it.metrics, it.replays)
+            add_replays(it.metrics, it.replays)
             it.metrics.mean("time/replay_s", time.perf_counter() - started)
 
     def write(self, requests: Sequence[SkillRequest], update: int) -> list[Skill]:
@@ -62,12 +62,12 @@ class ReplayGains(L.Callback):
                 skills.append(Skill(request.trajectory, text, category(text), invalid, prompt.ids, completion))
         return skills
 
-    def replay(self, plans: Sequence[ReplayRequest], it: Iteration) -> list[ReplayResult]:
+    def replay(self, plans: Sequence[ReplayRequest], it: Iteration, trainer: L.Trainer) -> list[ReplayResult]:
         """Play all replays of all tasks in one batch; gain over the controls that exist already."""
         jobs = [
             Job(plan.skill.task, Role.REPLAY, i, it.update, plan.skill) for plan in plans for i in range(plan.n)
         ]
-        played = iter(self.player.play(jobs, sampling(self.config), self.progress))
+        played = iter(shown(trainer, "replay", self.player, jobs, sampling(self.config)))
         results = []
         for plan in plans:
             treated = tuple(next(played) for _ in range(plan.n))

@@ -17,26 +17,34 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rsipo_lightning.algorithms.base import Algorithm, active
+from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import EngineError
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.reduce import sum_over_ranks
+from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.tokens import TokenBatch, collate, null_sample, pad, split
-from rsipo_lightning.types import Iteration, MicroBatch, Sample
+from rsipo_lightning.types import Iteration, MicroBatch, Role, RolloutGroup, Sample, Task
 
 
 class PolicyModule(L.LightningModule):
-    """The policy under training; never talks to environments."""
+    """The policy under training. It offers ``play`` to callbacks and never acts of its own accord."""
 
     iteration: Iteration  # filled by the callbacks before on_train_epoch_start of this module
 
     def __init__(
-        self, policy: Policy, algorithm: Algorithm[Any], config: RunConfig, reference: Policy | None = None
+        self,
+        policy: Policy,
+        algorithm: Algorithm[Any],
+        config: RunConfig,
+        player: Player,
+        reference: Policy | None = None,
     ) -> None:
         super().__init__()
         self.policy = policy
         self.algorithm = algorithm
         self.run_config = config
+        self.player = player
         self.streams = active(algorithm.streams)
         self.version = 0  # iterations trained
         self._reference = [reference] if reference else []  # in a list: frozen, and not part of any checkpoint
@@ -175,6 +183,20 @@ class PolicyModule(L.LightningModule):
         """AdamW on all parameters."""
         o = self.run_config.optim
         return torch.optim.AdamW(self.policy.parameters(), lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay)
+
+    # ---- what callbacks use
+
+    @property
+    def codec(self) -> Codec:
+        """Ids to text."""
+        return self.player.codec
+
+    def play(self, tasks: Sequence[Task], role: Role, n: int, temperature: float, update: int) -> list[RolloutGroup]:
+        """Play each task n times with the weights as they are."""
+        r = self.run_config.rollout
+        how = Sampling(self.run_config.seed, temperature, r.max_new_tokens, r.context, r.live)
+        played = self.player.play([Job(task, role, i, update) for task in tasks for i in range(n)], how)
+        return [RolloutGroup(task, tuple(played[k * n : (k + 1) * n])) for k, task in enumerate(tasks)]
 
     # ---- what Lightning needs
 

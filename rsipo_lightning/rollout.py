@@ -58,16 +58,16 @@ class Player:
         self.suite, self.engine, self.codec = suite, engine, codec
 
     def play(
-        self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int, int], None] | None = None
+        self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int], None] = lambda n: None
     ) -> list[Trajectory]:
-        """One trajectory per job, same order. ``progress(done, total)`` is called after every turn.
+        """One trajectory per job, same order. ``progress(n)``: n more episodes have ended.
 
         An exception of an episode makes a trajectory with ``Stop.ERROR``; EnvironmentFault and EngineError are raised.
         """
         done: list[Trajectory] = []
         for begin in range(0, len(jobs), sampling.live):
             batch = jobs[begin : begin + sampling.live]
-            done += self._play(batch, sampling, lambda n: progress(len(done) + n, len(jobs)) if progress else None)
+            done += self._play(batch, sampling, progress)
         return done
 
     def _play(self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int], None]) -> list[Trajectory]:
@@ -77,7 +77,7 @@ class Player:
                 self._reset(episode, sampling)
             while live := [e for e in episodes if e.stop is None]:
                 self._turn(live, sampling)
-                progress(sum(e.stop is not None for e in episodes))
+                progress(sum(e.stop is not None for e in live))
         finally:
             for episode in episodes:
                 episode.environment.close()

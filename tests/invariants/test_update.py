@@ -80,7 +80,7 @@ def iteration(policy: Policy, broken: int = 0) -> Iteration:
 
 
 def module(algorithm: Algorithm, it: Iteration, policy: Policy, reference: Policy) -> PolicyModule:
-    m = PolicyModule(policy, algorithm, RunConfig(), reference)
+    m = PolicyModule(policy, algorithm, RunConfig(), None, reference)  # type: ignore[arg-type]
     m.iteration = it
     return m
 
