@@ -27,7 +27,8 @@ class TrainerSection:
     devices: int = 1  # ranks on this node
     accelerator: str = "auto"
     strategy: str = "auto"  # what Lightning's Trainer is given
-    micro_batches: int = 4  # forwards per update and rank; never changes the update
+    minibatches: int = 1  # optimizer steps of one update's rollouts
+    micro_batches: int = 4  # forwards of one optimizer step and rank; never changes the step
     threads: int = 0  # torch threads; 0 leaves torch's choice
 
 
@@ -47,6 +48,7 @@ class RolloutSection:
     max_new_tokens: int = 512  # of one turn
     max_skill_tokens: int = 1024  # of one written skill
     context: int = 4096  # tokens of one row
+    live: int = 128  # episodes played at once, bounds the KV cache
     max_error_frac: float = 0.2  # more broken episodes than this stop the run
 
 
