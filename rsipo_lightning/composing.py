@@ -234,7 +234,7 @@ def _suggest(key: str, tree: Any) -> str:
 
 
 def _keys(node: DictConfig, prefix: str) -> Iterator[str]:
-    for name in node:
+    for name in map(str, node):
         if is_dataclass(OmegaConf.get_type(node, name)):
             yield from _keys(node[name], f"{prefix}{name}.")
         else:

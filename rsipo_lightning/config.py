@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rsipo_lightning.checks import (
-    ABOVE_0,
-    AT_LEAST_0,
-    AT_LEAST_1,
-    FRACTION,
-    Rule,
-    require,
-    require_choice,
-)
+from rsipo_lightning.checks import above, at_least, one_of, within
 from rsipo_lightning.errors import ConfigError
 
 
@@ -34,29 +26,25 @@ class ModelSection:
     dtype: str = "float32"  # float32 | bfloat16; log-probs are float32 always
 
     def __post_init__(self) -> None:
-        require_choice("model", self, dtype=("float32", "bfloat16"))
+        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
 
 
 @dataclass
 class TrainerSection:
-    """What Lightning's Trainer is given."""
+    """How long and on what it is trained."""
 
     updates: int = 30  # optimizer iterations
     devices: int = 1  # ranks on this node
     accelerator: str = "auto"
-    strategy: str = "auto"
-    micro_batches: int = 4  # forwards per update and rank; never changes the update
+    strategy: str = "auto"  # what Lightning's Trainer is given
+    minibatches: int = 1  # optimizer steps of one update's rollouts
+    micro_batches: int = 4  # forwards of one optimizer step and rank; never changes the step
     threads: int = 0  # torch threads; 0 leaves torch's choice
 
     def __post_init__(self) -> None:
-        require(
-            "trainer",
-            self,
-            updates=AT_LEAST_1,
-            devices=AT_LEAST_1,
-            micro_batches=AT_LEAST_1,
-            threads=AT_LEAST_0,
-        )
+        for name in ("updates", "devices", "minibatches", "micro_batches"):
+            at_least(f"trainer.{name}", getattr(self, name), 1)
+        at_least("trainer.threads", self.threads, 0)
 
 
 @dataclass
@@ -69,8 +57,11 @@ class OptimSection:
     clip: float = 1.0  # global gradient norm; 0 is off
 
     def __post_init__(self) -> None:
-        betas = Rule("must both be in [0, 1)", lambda pair: all(0 <= b < 1 for b in pair))
-        require("optim", self, lr=ABOVE_0, betas=betas, weight_decay=AT_LEAST_0, clip=AT_LEAST_0)
+        above("optim.lr", self.lr, 0)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optim.betas={list(self.betas)}: must both be in [0, 1)")
+        at_least("optim.weight_decay", self.weight_decay, 0)
+        at_least("optim.clip", self.clip, 0)
 
 
 @dataclass
@@ -83,20 +74,14 @@ class RolloutSection:
     max_new_tokens: int = 512  # of one turn
     max_skill_tokens: int = 1024  # of one written skill
     context: int = 4096  # tokens of one row
+    live: int = 128  # episodes played at once, bounds the KV cache
     max_error_frac: float = 0.2  # more broken episodes than this stop the run
 
     def __post_init__(self) -> None:
-        require(
-            "rollout",
-            self,
-            tasks=AT_LEAST_1,
-            group=AT_LEAST_1,
-            temperature=ABOVE_0,
-            max_new_tokens=AT_LEAST_1,
-            max_skill_tokens=AT_LEAST_1,
-            context=AT_LEAST_1,
-            max_error_frac=FRACTION,
-        )
+        for name in ("tasks", "group", "max_new_tokens", "max_skill_tokens", "context", "live"):
+            at_least(f"rollout.{name}", getattr(self, name), 1)
+        above("rollout.temperature", self.temperature, 0)
+        within("rollout.max_error_frac", self.max_error_frac, 0, 1)
 
 
 @dataclass
@@ -106,17 +91,12 @@ class EvalSection:
     episodes: int = 500  # fresh test tasks before and after training; 0 is off
     every: int = 10  # updates between looks at the validation tasks; 0 is off
     val_episodes: int = 128
-    temperature: float = 0.4
+    temperature: float = 0.4  # 0 is greedy
 
     def __post_init__(self) -> None:
-        require(
-            "eval",
-            self,
-            episodes=AT_LEAST_0,
-            every=AT_LEAST_0,
-            val_episodes=AT_LEAST_1,
-            temperature=AT_LEAST_0,
-        )
+        for name in ("episodes", "every", "temperature"):
+            at_least(f"eval.{name}", getattr(self, name), 0)
+        at_least("eval.val_episodes", self.val_episodes, 1)
 
 
 @dataclass
@@ -127,18 +107,19 @@ class CheckpointSection:
     keep: int = 2  # newest ones; checkpoint 0 is written before update 1
 
     def __post_init__(self) -> None:
-        require("checkpoint", self, every=AT_LEAST_1, keep=AT_LEAST_1)
+        at_least("checkpoint.every", self.every, 1)
+        at_least("checkpoint.keep", self.keep, 1)
 
 
 @dataclass
 class LogSection:
-    """What a run shows and keeps to read."""
+    """What a run shows, and keeps to be read."""
 
     groups: int = 2  # groups per update whose transcripts are written in full
     progress: bool = True
 
     def __post_init__(self) -> None:
-        require("log", self, groups=AT_LEAST_0)
+        at_least("log.groups", self.groups, 0)
 
 
 @dataclass
@@ -161,6 +142,4 @@ class RunConfig:
     engine: Any = None
 
     def __post_init__(self) -> None:
-        # numpy takes no other seed
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed={self.seed} must be between 0 and 4294967295")
+        within("seed", self.seed, 0, 2**32 - 1)  # numpy takes no other

@@ -76,6 +76,7 @@ class Completion:
     text: str  # decoded ids, special tokens left out
     truncated: bool  # ended by max_new_tokens rather than by a stop
     policy_version: int  # number of updates of the weights that sampled it
+    temperature: float = 1.0  # that logprobs refer to
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class Trajectory:
     score: float
     stop: Stop
     max_steps: int  # T_max of the environment
+    opening: str = ""  # first user message, without skill
     skill: Skill | None = None  # in the prompt while acting (replays)
     error: str = ""  # text of the exception if stop is ERROR
 
@@ -201,6 +203,8 @@ class Sample:
     mask: Tensor  # (L,) bool, True at the N sampled tokens, never at 0
     turn: Tensor  # (N,) int64, turn of the trajectory that each token belongs to
     engine_logprobs: Tensor  # (N,) float32
+    temperature: float = 1.0  # of its sampling; all log-probs of the row are of softmax(logits / temperature)
+    anchor: int = 0  # index in ids at which a skill section is inserted
     credits: Mapping[str, Credit] = field(default_factory=dict)
     views: Mapping[str, TeacherView] = field(default_factory=dict)
     scores: Mapping[str, Tensor] = field(default_factory=dict)  # (N,) no-grad log-probs: old, reference, each view

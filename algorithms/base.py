@@ -1,0 +1,98 @@
+"""What an algorithm is: a mapping from rollouts to per-token (stream, weight, value), and a table of streams.
+
+An algorithm is a set of pure functions. It returns what should happen (skills to write, replays to play, rows to
+train); callbacks and the module do it. Nothing here knows an engine, an environment or Lightning.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from rsipo_lightning.tokens import TokenBatch
+from rsipo_lightning.types import Iteration, ReplayRequest, Sample, SkillRequest
+
+if TYPE_CHECKING:
+    from rsipo_lightning.codec import Codec
+    from rsipo_lightning.config import RolloutSection
+
+TokenLoss = Callable[[TokenBatch, Tensor, Tensor], Tensor]  # (batch, log-probs [N], values [N]) -> [N]
+Sums = Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One term of the objective: coef * sum(weight * loss(value)) / sum(weight over all ranks)."""
+
+    loss: TokenLoss
+    coef: float = 1.0
+    reference: bool = False  # the loss reads batch.scores["reference"]
+
+
+@dataclass
+class AlgorithmConfig:
+    """Keys of an algorithm; each has its own subclass."""
+
+
+C = TypeVar("C", bound=AlgorithmConfig)
+
+
+class Algorithm(ABC, Generic[C]):
+    """Base of all methods. Hooks are called once per iteration, in the order in which they stand here."""
+
+    Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+
+    def __init__(self, config: C, seed: int, codec: Codec | None = None) -> None:
+        self.config = config
+        self.seed = seed
+        self.codec = codec
+
+    @classmethod
+    def check(cls, config: C, rollout: RolloutSection) -> None:  # noqa: B027  (most methods accept any)
+        """Raise ConfigError if the method cannot run with these values, before any work."""
+
+    @property
+    @abstractmethod
+    def streams(self) -> Mapping[str, Stream]:
+        """The objective, written as a sum; terms with coefficient 0 are left out by the trainer."""
+
+    def propose(self, it: Iteration) -> list[SkillRequest]:
+        """Skills to be written. May read ``it.groups``."""
+        return []
+
+    def plan(self, it: Iteration) -> list[ReplayRequest]:
+        """Replays to be played. May read ``it.groups`` and ``it.skills``."""
+        return []
+
+    def statistics(self, it: Iteration) -> Sums:
+        """Sums over this rank's tasks; the trainer adds them up over ranks. May read all but ``it.trust``."""
+        return {}
+
+    @abstractmethod
+    def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
+        """Training rows with their credits and teacher views."""
+
+    def shape(self, samples: list[Sample]) -> list[Sample]:
+        """Change credits once teacher and reference scores are known."""
+        return samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that outlives an iteration, as plain containers."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take over what ``state_dict`` returned."""
+
+
+def active(streams: Mapping[str, Stream]) -> dict[str, Stream]:
+    """Streams that count."""
+    return {name: stream for name, stream in streams.items() if stream.coef != 0}
+
+
+def samples_of(parts: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """Flatten."""
+    return [sample for part in parts for sample in part]

@@ -1,0 +1,66 @@
+"""Token losses: (batch, log-probs [N] with gradient, values [N]) -> [N]. Numbers of sections are those of methods.md."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rsipo_lightning.algorithms.base import TokenLoss
+from rsipo_lightning.tokens import TokenBatch
+
+
+def surrogate(clip_low: float, clip_high: float, dual: float) -> TokenLoss:
+    """Clipped policy-gradient loss (1.6); value A. max(-A r, -A clip(r)), for A < 0 at most -A c; ``dual`` 0 is off."""
+
+    def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+        assert batch.old_logprobs is not None
+        ratio = (logp - batch.old_logprobs).exp()
+        clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+        pessimistic = torch.maximum(-value * ratio, -value * clipped)
+        if not dual:
+            return pessimistic
+        return torch.where(value < 0, torch.minimum(pessimistic, -value * dual), pessimistic)
+
+    return loss
+
+
+def k3_to_reference(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+    """exp(x) - x - 1 with x = l_ref - l_theta, clamped to [-10, 10] (1.6)."""
+    x = batch.scores["reference"] - logp
+    return value * (x.exp() - x - 1).clamp(-10, 10)
+
+
+def negative_entropy(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+    """-H, so that a positive coefficient rewards entropy (1.6)."""
+    assert batch.entropy is not None
+    return -value * batch.entropy
+
+
+def gated_distillation(beta: float, view: str = "teacher") -> TokenLoss:
+    """omega g (sg l_T - l_theta), g = sg sigma(beta (l_T - l_theta)) (5.9, 6.1); value omega."""
+
+    def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+        gap = batch.scores[view] - logp
+        gate = torch.sigmoid(beta * gap.detach())
+        return value * gate * gap
+
+    return loss
+
+
+def reverse_kl(view: str = "teacher") -> TokenLoss:
+    """-omega sg(l_T - l_theta) l_theta, the policy-gradient form of the reverse KL (5.6); value omega."""
+
+    def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+        return -value * (batch.scores[view] - logp.detach()) * logp
+
+    return loss
+
+
+def reward_weighted_nll(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+    """-r_x log pi(s_xj), the skill-writing loss (6.1); value r_x."""
+    return -value * logp
+
+
+def nll(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+    """Imitation of the row's tokens."""
+    return -logp

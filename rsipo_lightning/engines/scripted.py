@@ -1,0 +1,43 @@
+"""An engine that answers from a function of the prompt's text: for tests and docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rsipo_lightning.codec import Codec
+from rsipo_lightning.types import Completion, Prompt
+
+
+@dataclass
+class ScriptedConfig:
+    """No keys."""
+
+
+class ScriptedEngine:
+    """``respond(prompt, text) -> response``; log-probs are 0."""
+
+    Config = ScriptedConfig
+
+    def __init__(self, codec: Codec, respond: Callable[[Prompt, str], str]) -> None:
+        self.codec, self.respond = codec, respond
+        self.policy_version = 0
+        self.calls: list[list[Prompt]] = []
+
+    def generate(self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None) -> list[Completion]:
+        """Answer each prompt."""
+        self.calls.append(list(prompts))
+        return [self._complete(p, self.respond(p, self.codec.decode(p.ids))) for p in prompts]
+
+    def _complete(self, prompt: Prompt, text: str) -> Completion:
+        ids = tuple(self.codec.encode(text))[: prompt.max_new_tokens]
+        return Completion(ids, (0.0,) * len(ids), text, len(ids) == prompt.max_new_tokens, self.policy_version)
+
+    def sync_weights(self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int) -> None:
+        """Raise the version."""
+        self.policy_version = version
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,209 @@
+"""PolicyModule hosts the policy and turns an Iteration into one update, for any algorithm.
+
+One Lightning epoch is one iteration and one training_step is one micro-batch, under automatic optimization: manual
+optimization drops gradients under DeepSpeed without a word (docs/design.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from rsipo_lightning.algorithms.base import Algorithm, active
+from rsipo_lightning.config import RunConfig
+from rsipo_lightning.errors import EngineError
+from rsipo_lightning.policy import Policy
+from rsipo_lightning.reduce import sum_over_ranks
+from rsipo_lightning.tokens import TokenBatch, collate, null_sample, pad, split
+from rsipo_lightning.types import Iteration, MicroBatch, Sample
+
+
+class PolicyModule(L.LightningModule):
+    """The policy under training; never talks to environments."""
+
+    iteration: Iteration  # filled by the callbacks before on_train_epoch_start of this module
+
+    def __init__(
+        self, policy: Policy, algorithm: Algorithm[Any], config: RunConfig, reference: Policy | None = None
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.algorithm = algorithm
+        self.run_config = config
+        self.streams = active(algorithm.streams)
+        self.version = 0  # iterations trained
+        self._reference = [reference] if reference else []  # in a list: frozen, and not part of any checkpoint
+        self._parts: list[MicroBatch] = []
+
+    # ---- from an iteration to micro-batches
+
+    def on_train_epoch_start(self) -> None:
+        """credit -> reduce -> score -> shape -> split."""
+        self._started = time.perf_counter()
+        it, trainer = self.iteration, self.run_config.trainer
+        self._check_fresh(it)
+        sums = sum_over_ranks(self.algorithm.statistics(it))
+        samples = self.score(self.algorithm.credit(it, sums))
+        self._parts = self.micro_batches(self.algorithm.shape(samples), trainer.minibatches, trainer.micro_batches)
+
+    def _check_fresh(self, it: Iteration) -> None:
+        completions = [
+            *(turn.completion for g in it.groups for t in g.trajectories for turn in t.turns),
+            *(skill.completion for skill in it.skills),
+            *(turn.completion for r in it.replays for t in r.treated for turn in t.turns),
+        ]
+        stale = {c.policy_version for c in completions} - {self.version}
+        if stale:
+            raise EngineError(f"the engine sampled with policy version {sorted(stale)}, the policy is {self.version}")
+
+    def score(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Add no-grad log-probs of the current policy: ``old`` (if several steps follow), each teacher view, reference."""
+        scores: list[dict[str, Tensor]] = [dict(s.scores) for s in samples]
+        whole = [(i, s.ids, s.mask, torch.arange(s.n)) for i, s in enumerate(samples)]
+        if self.run_config.trainer.minibatches > 1:
+            self._score(self.policy, "old", whole, samples, scores)
+        for name in sum_over_ranks({name: () for s in samples for name in s.views}):
+            views = [(i, s.views[name]) for i, s in enumerate(samples) if name in s.views]
+            self._score(self.policy, name, [(i, v.ids, v.mask, v.index) for i, v in views], samples, scores)
+        readers = {name for name, stream in self.streams.items() if stream.reference}
+        if readers and self._reference:
+            rows = [w for w, s in zip(whole, samples, strict=True) if readers & s.credits.keys()]
+            self._score(self._reference[0], "reference", rows, samples, scores)
+        return [replace(s, scores=got) for s, got in zip(samples, scores, strict=True)]
+
+    @torch.no_grad()
+    def _score(
+        self,
+        policy: Policy,
+        name: str,
+        views: list[tuple[int, Tensor, Tensor, Tensor]],
+        samples: Sequence[Sample],
+        scores: list[dict[str, Tensor]],
+    ) -> None:
+        """Fill ``scores[i][name]`` in exactly as many forwards on every rank."""
+        policy.eval()
+        for part in split(views, [len(v[1]) for v in views], self.run_config.trainer.micro_batches):
+            null = null_sample()
+            ids, mask = pad([v[1] for v in part] or [null.ids], [v[2] for v in part] or [null.mask], self.device)
+            counts = [int(v[2].sum()) for v in part]
+            temperature = torch.cat([torch.full((n,), samples[v[0]].temperature) for n, v in zip(counts, part, strict=True)] or [torch.ones(1)])
+            logp = policy(ids, mask, temperature.to(self.device))[0].cpu()
+            for (i, _, _, index), values in zip(part, logp.split(counts) if part else (), strict=True):
+                scores[i][name] = torch.full((samples[i].n,), torch.nan).index_copy(0, index, values)
+        self.policy.train()
+
+    def micro_batches(self, samples: Sequence[Sample], minibatches: int, micro: int) -> list[MicroBatch]:
+        """Exactly minibatches * micro parts; denominators are those of each optimizer step, over all ranks."""
+        order = sorted(samples, key=lambda s: len(s.ids))
+        done = []
+        for k in range(minibatches):
+            chosen = order[k::minibatches]  # all lengths and kinds of rows in each step
+            weights = {name: (sum(float(s.credits[name].weight.sum()) for s in chosen if name in s.credits),) for name in self.streams}
+            denominators = {name: total for name, (total,) in sum_over_ranks(weights).items()}
+            done += [MicroBatch(part, denominators) for part in split(chosen, [len(s.ids) for s in chosen], micro)]
+        return done
+
+    # ---- the update
+
+    def training_step(self, micro: MicroBatch, batch_idx: int) -> Tensor:
+        """Sum of the stream terms of one micro-batch, scaled so that Lightning's averages become the stated sums."""
+        batch = collate(micro.samples or [null_sample()], self.device)
+        logp, batch.entropy = self.policy(batch.ids, batch.mask, batch.temperature)
+        fixed = logp.detach()
+        batch.scores = {name: torch.where(s.isnan(), fixed, s) for name, s in batch.scores.items()}
+        batch.old_logprobs = batch.scores.get("old", fixed)
+        loss = logp.sum() * 0.0
+        for name, term in self.terms(batch, logp, micro.denominators).items():
+            self.iteration.metrics.total(f"loss/{name}", float(term.detach()))
+            loss = loss + term
+        self.iteration.metrics.total("loss/total", float(loss.detach()))
+        self._diagnose(batch, fixed, bool(micro.samples))
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"loss is {float(loss)} in update {self.version + 1}; lower optim.lr or the coefficients")
+        return loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
+
+    def terms(self, batch: TokenBatch, logp: Tensor, denominators: Mapping[str, float]) -> dict[str, Tensor]:
+        """coef * sum(weight * loss(value)) / sum(weight over all micro-batches and ranks), by stream."""
+        done = {}
+        for name, stream in self.streams.items():
+            if name in batch.credits and denominators[name] > 0:
+                weight, value = batch.credits[name]
+                done[name] = stream.coef * (weight * stream.loss(batch, logp, value)).sum() / denominators[name]
+        return done
+
+    def _diagnose(self, batch: TokenBatch, logp: Tensor, real: bool) -> None:
+        if not real:
+            return
+        metrics, n = self.iteration.metrics, logp.numel()
+        d = batch.engine_logprobs - logp
+        metrics.mean("policy/mismatch_kl_mean", float((d.exp() - d - 1).mean()), n)
+        metrics.maximum("policy/mismatch_max", float(d.abs().max()))
+        assert batch.entropy is not None
+        metrics.mean("policy/entropy_mean", float(batch.entropy.detach().mean()), n)
+        if "reference" in batch.scores:
+            x = batch.scores["reference"] - logp
+            metrics.mean("policy/kl_mean", float((x.exp() - x - 1).mean()), n)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the global norm and record it as it was before."""
+        limit = gradient_clip_val or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit, error_if_nonfinite=False)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"gradient norm is {float(norm)} in update {self.version + 1}; lower optim.lr")
+        self.iteration.metrics.mean("optim/grad_norm", float(norm))
+
+    def on_train_epoch_end(self) -> None:
+        """Record the time of credit, scoring and training."""
+        self.iteration.metrics.mean("time/update_s", time.perf_counter() - self._started)
+        self._parts = []
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW on all parameters."""
+        o = self.run_config.optim
+        return torch.optim.AdamW(self.policy.parameters(), lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay)
+
+    # ---- what Lightning needs
+
+    def train_dataloader(self) -> DataLoader[MicroBatch]:
+        """A fixed number of micro-batches per epoch, looked up only once they are made."""
+        trainer = self.run_config.trainer
+        parts = _Parts(self, trainer.minibatches * trainer.micro_batches)
+        return DataLoader(parts, batch_size=None, shuffle=False, collate_fn=_as_is)
+
+    def on_fit_start(self) -> None:
+        """The reference follows the policy to its device."""
+        for reference in self._reference:
+            reference.to(self.device)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Version and the algorithm's state, as plain containers."""
+        checkpoint["rsipo"] = {"version": self.version, "algorithm": self.algorithm.state_dict()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take over version and the algorithm's state."""
+        self.version = checkpoint["rsipo"]["version"]
+        self.algorithm.load_state_dict(checkpoint["rsipo"]["algorithm"])
+
+
+class _Parts(Dataset[MicroBatch]):
+    def __init__(self, module: PolicyModule, length: int) -> None:
+        self.module, self.length = module, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> MicroBatch:
+        return self.module._parts[index]
+
+
+def _as_is(item: MicroBatch) -> MicroBatch:
+    return item

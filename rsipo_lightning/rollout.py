@@ -1,0 +1,150 @@
+"""Playing episodes: in lockstep, one engine call per turn for all that are live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rsipo_lightning.codec import Codec
+from rsipo_lightning.errors import EnvironmentFault
+from rsipo_lightning.keys import keyed_seed
+from rsipo_lightning.protocols import Engine, Environment, TaskSuite
+from rsipo_lightning.types import Prompt, Role, Skill, Stop, Task, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One episode to play. (update, task, role, index) keys its sampling noise together with the run's seed."""
+
+    task: Task
+    role: Role
+    index: int
+    update: int
+    skill: Skill | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the policy acts."""
+
+    seed: int
+    temperature: float
+    max_new_tokens: int  # of one turn
+    context: int  # tokens of one row
+    live: int  # episodes played at once
+
+
+@dataclass(slots=True)
+class _Episode:
+    job: Job
+    environment: Environment
+    ids: tuple[int, ...] = ()  # the next prompt
+    anchor: int = 0
+    opening: str = ""
+    turns: list[Turn] = field(default_factory=list)
+    success: bool = False
+    stop: Stop | None = None
+    error: str = ""
+
+    def fail(self, error: Exception | str) -> None:
+        self.stop = Stop.ERROR
+        self.error = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+
+
+class Player:
+    """Plays jobs with one suite, engine and codec."""
+
+    def __init__(self, suite: TaskSuite, engine: Engine, codec: Codec) -> None:
+        self.suite, self.engine, self.codec = suite, engine, codec
+
+    def play(
+        self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int, int], None] | None = None
+    ) -> list[Trajectory]:
+        """One trajectory per job, same order. ``progress(done, total)`` is called after every turn.
+
+        An exception of an episode makes a trajectory with ``Stop.ERROR``; EnvironmentFault and EngineError are raised.
+        """
+        done: list[Trajectory] = []
+        for begin in range(0, len(jobs), sampling.live):
+            batch = jobs[begin : begin + sampling.live]
+            done += self._play(batch, sampling, lambda n: progress(len(done) + n, len(jobs)) if progress else None)
+        return done
+
+    def _play(self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int], None]) -> list[Trajectory]:
+        episodes = [_Episode(job, self.suite.make()) for job in jobs]
+        try:
+            for episode in episodes:
+                self._reset(episode, sampling)
+            while live := [e for e in episodes if e.stop is None]:
+                self._turn(live, sampling)
+                progress(sum(e.stop is not None for e in episodes))
+        finally:
+            for episode in episodes:
+                episode.environment.close()
+        return [self._trajectory(e) for e in episodes]
+
+    def _reset(self, episode: _Episode, sampling: Sampling) -> None:
+        try:
+            episode.opening = episode.environment.reset(episode.job.task)
+        except EnvironmentFault:
+            raise
+        except Exception as error:  # a broken episode is data
+            episode.fail(error)
+            return
+        skill = episode.job.skill.text if episode.job.skill else ""
+        episode.ids, episode.anchor = self.codec.start(episode.opening, skill)
+        if len(episode.ids) + sampling.max_new_tokens > sampling.context:
+            episode.fail(f"first prompt of {len(episode.ids)} tokens does not fit rollout.context={sampling.context}")
+
+    def _turn(self, live: list[_Episode], sampling: Sampling) -> None:
+        completions = self.engine.generate([self._prompt(e, sampling) for e in live])
+        results = self.suite.step_many([e.environment for e in live], [c.text for c in completions])
+        for episode, completion, result in zip(live, completions, results, strict=True):
+            if isinstance(result, Exception):
+                episode.fail(result)
+                continue
+            episode.turns.append(
+                Turn(
+                    prompt_ids=episode.ids,
+                    anchor=episode.anchor,
+                    completion=completion,
+                    action=result.action,
+                    observation=result.observation,
+                    reward=result.reward,
+                    valid=result.valid,
+                )
+            )
+            episode.success, episode.stop = result.success, result.stop
+            if result.stop is None:
+                episode.ids = self.codec.extend(episode.ids + completion.ids, result.observation)
+                if len(episode.ids) + sampling.max_new_tokens > sampling.context:
+                    episode.stop = Stop.CONTEXT
+
+    def _prompt(self, episode: _Episode, sampling: Sampling) -> Prompt:
+        job, turn = episode.job, len(episode.turns)
+        return Prompt(
+            ids=episode.ids,
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            seed=keyed_seed(sampling.seed, job.update, job.task.id, job.role, job.index, turn),
+            stop_ids=self.codec.stop_ids,
+            stop=self.suite.stop,
+            session=f"{job.task.id}/{job.role}/{job.index}",
+        )
+
+    def _trajectory(self, episode: _Episode) -> Trajectory:
+        turns = tuple(episode.turns)
+        invalid = sum(not t.valid for t in turns) / max(len(turns), 1)
+        assert episode.stop is not None
+        return Trajectory(
+            task=episode.job.task,
+            index=episode.job.index,
+            turns=turns,
+            success=episode.success and episode.stop is not Stop.ERROR,
+            score=sum(t.reward for t in turns) - self.suite.config.invalid_penalty * invalid,
+            stop=episode.stop,
+            max_steps=self.suite.config.max_steps,
+            opening=episode.opening,
+            skill=episode.job.skill,
+            error=episode.error,
+        )

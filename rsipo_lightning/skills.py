@@ -1,0 +1,118 @@
+"""Skills as text: the prompt that asks for one, the parser, the categories of the paper's figure.
+
+Source: methods.md sections 4, 6.3 and 6.6.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import resources
+from string import Template
+from typing import Any
+
+from rsipo_lightning.codec import TASK_LINE
+from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.types import Message, Trajectory, Turn
+
+CATEGORIES = ("procedural", "recovery", "format", "other")
+MIN_WORDS = 5
+MAX_CHARS = 1200
+_FIELDS = ("episode_summary", "episode_skill")
+
+_CATEGORY = {  # order of the tests; the first hit wins (methods.md 6.6)
+    name: re.compile(pattern, re.IGNORECASE | re.MULTILINE | re.DOTALL)
+    for name, pattern in (
+        ("procedural", r"^\s*\d+[.)]|\bstep 1\b|\bfirst\b.*\bthen\b"),
+        ("recovery", r"\bnothing happen(?:s|ed)\b|\bretry|\bif the action fails\b"),
+        ("format", r"\bsyntax|\bformat|\btags?\b|<action>|\bexact command|\badmissible\b"),
+    )
+}
+
+
+def analysis_messages(trajectory: Trajectory, opening: str, style: str) -> list[Message]:
+    """What the policy is asked when it writes a skill from one finished episode.
+
+    ``opening`` is the first user message of the episode (``Environment.reset``): the task
+    description is what it says up to its task line. ``style`` is "full" (for real models) or
+    "compact" (the same information in few tokens, for the tiny policy). Raises ConfigError on
+    another style.
+    """
+    if style not in _STEP:
+        raise ConfigError(f"no prompt style '{style}' (have: {', '.join(_STEP)})")
+    line = TASK_LINE.search(opening)
+    text = _template(style).substitute(
+        task=opening[: line.end() if line else None].strip(),
+        outcome="success" if trajectory.success else "failure",
+        steps="\n".join(_STEP[style](i, turn) for i, turn in enumerate(trajectory.turns, start=1)),
+    )
+    return [Message("user", text)]
+
+
+def read_skill(text: str) -> tuple[str, str]:
+    """``(skill, why it is invalid)``: skill is "" if none could be read, reason is "" if valid.
+
+    >>> read_skill('{"episode_summary": "won", "episode_skill": "first look around, then act"}')
+    ('first look around, then act', '')
+
+    Takes the first balanced JSON object that has both fields, fenced or bare, nested or surrounded
+    by text. Never raises.
+    """
+    found = next((o for o in _objects(text) if all(field in o for field in _FIELDS)), None)
+    if found is None:
+        return "", "no JSON object with " + " and ".join(_FIELDS)
+    for field in _FIELDS:
+        value = found[field]
+        if not isinstance(value, str) or not value.strip():
+            return "", f"{field} is empty or not text"
+    skill: str = found["episode_skill"].strip()
+    if any("\ud800" <= c <= "\udfff" for c in skill):  # half a character: no tokenizer takes it
+        return "", "episode_skill is not valid Unicode"
+    if len(skill.split()) < MIN_WORDS:
+        return skill, f"fewer than {MIN_WORDS} words"
+    if len(skill) > MAX_CHARS:
+        return skill, f"more than {MAX_CHARS} characters"
+    return skill, ""
+
+
+def category(text: str) -> str:
+    """Kind of advice, one of CATEGORIES, by key words."""
+    return next((name for name, pattern in _CATEGORY.items() if pattern.search(text)), "other")
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    decoder = json.JSONDecoder(strict=False)  # policies write line breaks inside strings
+    for brace in re.finditer(r"\{", text):
+        try:
+            value, _ = decoder.raw_decode(text, brace.start())
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+@lru_cache
+def _template(style: str) -> Template:
+    file = resources.files("rsipo_lightning.configs") / "prompts" / f"analyse_{style}.txt"
+    return Template(file.read_text(encoding="utf-8").rstrip("\n"))
+
+
+def _full_step(index: int, turn: Turn) -> str:
+    valid = "valid" if turn.valid else "invalid"
+    lines = [f"Step {index} ({valid})", f"Response: {turn.completion.text.strip()}"]
+    return "\n".join([*lines, f"Observation: {turn.observation.strip()}", ""])
+
+
+def _compact_step(index: int, turn: Turn) -> str:
+    """The order of the lines says the index; validity is said where it is missing."""
+    lines = [
+        turn.completion.text.strip(),
+        "" if turn.valid else "(invalid)",
+        turn.observation.strip(),
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+_STEP = {"full": _full_step, "compact": _compact_step}
