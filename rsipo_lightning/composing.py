@@ -88,8 +88,10 @@ def compose_with_origins(
     """What ``compose`` does, with the place that each value came from."""
     file = _read(Path(config)) if config else {}
     named = file.pop("groups", None) or {}
+    if not isinstance(named, Mapping):
+        raise ConfigError(f"groups must hold group: name ({config})")
     if unknown := [group for group in named if group not in GROUPS]:
-        raise ConfigError(f"no group '{unknown[0]}'{did_you_mean(unknown[0], GROUPS)} in {config}")
+        raise ConfigError(f"no group '{unknown[0]}'{did_you_mean(unknown[0], GROUPS)} ({config})")
     groups: dict[str, str] = {}
     origins: dict[str, str] = {}
     for group, (kind, default) in GROUPS.items():
@@ -108,7 +110,11 @@ def compose_with_origins(
     tree: DictConfig = OmegaConf.structured(RunConfig(groups=groups))
     for group in COMPONENTS:
         loaded = registry.load(f"{GROUPS[group].kind}s", component(group, groups[group]))
-        tree[group] = OmegaConf.structured(getattr(loaded, "Config", NoKeys))
+        try:
+            tree[group] = OmegaConf.structured(getattr(loaded, "Config", NoKeys))
+        except OmegaConfBaseException as error:
+            name = f"{GROUPS[group].kind} '{groups[group]}'"
+            raise PluginError(f"Config of {name}: {_one_line(error)}") from error
     for path in _patches(groups):
         patch = _read(path)
         patch.pop("use", None)
@@ -201,7 +207,7 @@ def _apply(
         raise ConfigError("groups are chosen by flags: --model --env --trainer --engine --algo")
     for key, section, name, value in list(_leaves(tree, patch, "", source)):
         try:
-            section[name] = value
+            OmegaConf.update(section, name, value, merge=False)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{key}={value}: {_one_line(error)} ({source})") from error
         origins[key] = source

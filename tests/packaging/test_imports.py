@@ -12,7 +12,7 @@ PACKAGE = ROOT / "rsipo_lightning"
 
 # A module imports from its own line and those above it. A folder counts as one module.
 LAYERS: list[set[str]] = [
-    {"types", "errors", "keys", "checks", "reduce"},
+    {"types", "errors", "keys", "checks", "metrics", "reduce"},
     {"protocols", "registry", "config", "composing", "run_folder"},
     {"codec", "skills", "tokens", "policy", "rollout", "replay"},
     {"algorithms"},
