@@ -18,7 +18,7 @@ from rsipo_lightning.algorithms.losses import gated_distillation, reverse_kl, re
 from rsipo_lightning.algorithms.shrinkage import Shrinkage, type_sums
 from rsipo_lightning.checks import one_of, within
 from rsipo_lightning.errors import ConfigError
-from rsipo_lightning.keys import keyed_random
+from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.tokens import constant, skill_row, with_credit, with_skill
 from rsipo_lightning.types import (
     Iteration,

@@ -72,8 +72,8 @@ class Codec:
             raise ConfigError(
                 f"no place for a skill in the first message: it needs a line with {ANCHORS}"
             )
-        before = self._head + self._text(user[:cut])
-        ids = before + self._text(user[cut:]) + self._tail
+        before = self._head + self.encode(user[:cut])
+        ids = before + self.encode(user[cut:]) + self._tail
         anchor = len(before)
         return (self.inject(ids, anchor, skill) if skill else ids), anchor
 
@@ -82,7 +82,11 @@ class Codec:
 
         ``inject(*start(user), skill) == start(user, skill)[0]``
         """
-        return (*ids[:anchor], *self._text(self.section(skill)), *ids[anchor:])
+        return (*ids[:anchor], *self.section_ids(skill), *ids[anchor:])
+
+    def section_ids(self, skill: str) -> tuple[int, ...]:
+        """Ids of the lines that show a skill."""
+        return self.encode(self.section(skill))
 
     @staticmethod
     def section(skill: str) -> str:
@@ -98,14 +102,14 @@ class Codec:
         last = ids[-1]
         said = last in self.stop_ids and last in self._glue
         glue = self._glue[self._glue.index(last) + 1 :] if said else self._glue
-        return (*ids, *glue, *self._text(observation), *self._tail)
+        return (*ids, *glue, *self.encode(observation), *self._tail)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Ids of messages and the start of the policy's turn, for prompts that are no episode."""
         pieces = self._cut(tuple(m.role for m in messages))
         ids = self._control(pieces[0])
         for message, piece in zip(messages, pieces[1:], strict=True):
-            ids += self._text(message.content) + self._control(piece)
+            ids += self.encode(message.content) + self._control(piece)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -120,7 +124,7 @@ class Codec:
     def _name(self) -> str:
         return f"the tokenizer of {self.tokenizer.name_or_path or 'this model'}"
 
-    def _text(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a content: names of special tokens are plain text in it."""
         return tuple(
             self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)

@@ -1,17 +1,59 @@
-"""Random numbers by key, never by position: the same (seed, update, task, role, ...) gives the same draw anywhere."""
+"""Names of the logged values, ``area/name_unit``, in one place. Imports nothing heavy.
+
+The suffix says the unit or the reduction: ``_frac _mean _max _count _s _tokens``. The x-axis is
+the update.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import random
+import re
+from typing import Final
+
+CATEGORIES: Final = ("procedural", "recovery", "format", "other")  # of skills
+
+SUCCESS: Final = "rollout/success_frac"
+VALID_ACTION: Final = "rollout/valid_action_frac"
+TURNS: Final = "rollout/turns_mean"
+ACTION_TOKENS: Final = "rollout/action_tokens_mean"
+ERROR: Final = "rollout/error_frac"
+TRUNCATED: Final = "rollout/truncated_frac"
+SCORE: Final = "reward/score_mean"
+ZERO_STD: Final = "reward/group_zero_std_frac"
+
+GAIN: Final = "replay/gain_mean"
+TREATED_SUCCESS: Final = "replay/treated_success_frac"
+CONTROL_SUCCESS: Final = "replay/control_success_frac"
+TEACHER_BETTER: Final = "replay/teacher_better_frac"
+TEACHER_WORSE: Final = "replay/teacher_worse_frac"
+
+SKILL_VALID: Final = "skill/valid_frac"
+SKILL_CHARS: Final = "skill/chars_mean"
+
+TRUST: Final = "trust/omega_mean"
+VERSION: Final = "progress/policy_version"
+VAL_SUCCESS: Final = "val/success_frac"
+TEST_SUCCESS: Final = "test/success_frac"
 
 
-def keyed_seed(*key: object) -> int:
-    """A 63-bit seed that is a function of the key's text alone (not of PYTHONHASHSEED, process or platform)."""
-    digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+def stop(reason: str) -> str:
+    """``rollout/stop_max_turns_frac``."""
+    return f"rollout/stop_{reason}_frac"
 
 
-def keyed_random(*key: object) -> random.Random:
-    """A stream of its own for this key."""
-    return random.Random(keyed_seed(*key))
+def category(name: str) -> str:
+    """``skill/procedural_frac``."""
+    return f"skill/{name}_frac"
+
+
+def category_gain(name: str) -> str:
+    """``skill/procedural/gain_mean``."""
+    return f"skill/{name}/gain_mean"
+
+
+def by_type(area: str, env: str, task_type: str, name: str = "success_frac") -> str:
+    """``rollout/search/hotpotqa/success_frac``; what a tag cannot hold becomes ``_``."""
+    return f"{area}/{_tag(env)}/{_tag(task_type)}/{name}"
+
+
+def _tag(text: str) -> str:
+    return re.sub(r"[^\w.\-]+", "_", text) or "_"

@@ -113,7 +113,14 @@ class PolicyModule(L.LightningModule):
     # ---- the update
 
     def training_step(self, micro: MicroBatch, batch_idx: int) -> Tensor:
-        """Sum of the stream terms of one micro-batch, scaled so that Lightning's averages become the stated sums."""
+        """The objective, scaled so that what Lightning averages (micro-batches, ranks) becomes the stated sum."""
+        loss = self.objective(micro)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"loss is {float(loss)} in update {self.version + 1}; lower optim.lr or the coefficients")
+        return loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
+
+    def objective(self, micro: MicroBatch) -> Tensor:
+        """This micro-batch's share of the sum of all stream terms."""
         batch = collate(micro.samples or [null_sample()], self.device)
         logp, batch.entropy = self.policy(batch.ids, batch.mask, batch.temperature)
         fixed = logp.detach()
@@ -125,9 +132,7 @@ class PolicyModule(L.LightningModule):
             loss = loss + term
         self.iteration.metrics.total("loss/total", float(loss.detach()))
         self._diagnose(batch, fixed, bool(micro.samples))
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f"loss is {float(loss)} in update {self.version + 1}; lower optim.lr or the coefficients")
-        return loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        return loss
 
     def terms(self, batch: TokenBatch, logp: Tensor, denominators: Mapping[str, float]) -> dict[str, Tensor]:
         """coef * sum(weight * loss(value)) / sum(weight over all micro-batches and ranks), by stream."""

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import torch.distributed as dist
-
-
-def gather(value: Any) -> list[Any]:
-    """The value of every rank, in rank order; just this one where nothing is distributed."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+from rsipo_lightning.metrics import gather
 
 
 def sum_over_ranks(sums: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
-    """Add tuples key by key; a key that a rank lacks counts as zeros."""
+    """Add tuples key by key; a key that a rank lacks counts as zeros. Collective."""
     total: dict[str, tuple[float, ...]] = {}
     for part in gather(dict(sums)):
         for key, values in part.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.errors import EnvironmentFault
-from rsipo_lightning.keys import keyed_seed
+from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.protocols import Engine, Environment, TaskSuite
 from rsipo_lightning.types import Prompt, Role, Skill, Stop, Task, Trajectory, Turn
 

@@ -32,16 +32,16 @@ _CATEGORY = {  # order of the tests; the first hit wins (methods.md 6.6)
 }
 
 
-def analysis_messages(trajectory: Trajectory, opening: str, style: str) -> list[Message]:
+def analysis_messages(trajectory: Trajectory, style: str) -> list[Message]:
     """What the policy is asked when it writes a skill from one finished episode.
 
-    ``opening`` is the first user message of the episode (``Environment.reset``): the task
-    description is what it says up to its task line. ``style`` is "full" (for real models) or
-    "compact" (the same information in few tokens, for the tiny policy). Raises ConfigError on
-    another style.
+    The task description is what the episode's first message says up to its task line. ``style``
+    is "full" (for real models) or "compact" (the same information in few tokens, for the tiny
+    policy). Raises ConfigError on another style.
     """
     if style not in _STEP:
         raise ConfigError(f"no prompt style '{style}' (have: {', '.join(_STEP)})")
+    opening = trajectory.opening
     line = TASK_LINE.search(opening)
     text = _template(style).substitute(
         task=opening[: line.end() if line else None].strip(),

@@ -113,7 +113,7 @@ def test_extend_appends_and_ends_each_turn_once(codec: Codec) -> None:
     end = codec.tokenizer.eos_token
     ids, _ = codec.start(USER)
     for stop in ((), (codec.tokenizer.eos_token_id,)):
-        said = (*ids, *codec._text("<think>hm</think>look"), *stop)
+        said = (*ids, *codec.encode("<think>hm</think>look"), *stop)
         longer = codec.extend(said, "A thing.")
         assert longer[: len(said)] == said
         added = plain(codec, longer[len(said) :])
@@ -131,7 +131,7 @@ def test_sampled_ids_survive_eight_turns() -> None:
     turns, changed = [], 0
     for turn in range(8):
         said = tuple(rng.randrange(len(SPECIAL), 400) for _ in range(12))
-        changed += codec._text(codec.decode(said)) != said
+        changed += codec.encode(codec.decode(said)) != said
         turns.append((len(ids), said))
         ids = codec.extend((*ids, *said), f"Seen {turn}.")
     assert changed > 0  # else this test shows nothing
@@ -145,7 +145,7 @@ def test_template_that_strips_thoughts_is_noticed() -> None:
     codec = Codec(tokenizer(THOUGHTS))
     first, _ = codec.start(USER)
     assert plain(codec, first).endswith("<think>\n\n</think>\n\n")
-    said = (*first, *codec._text("<think>hm</think>look"), codec.tokenizer.eos_token_id)
+    said = (*first, *codec.encode("<think>hm</think>look"), codec.tokenizer.eos_token_id)
     assert codec.extend(said, "b")[: len(said)] == said
 
 
@@ -157,7 +157,7 @@ def test_special_tokens_in_data_are_text(codec: Codec) -> None:
     plain_ids = codec.extend(said, "x")
     assert sum(i in special for i in ids) == sum(i in special for i in plain_ids)
     assert evil in plain(codec, ids)
-    assert not special & set(codec._text(codec.section(evil)))
+    assert not special & set(codec.encode(codec.section(evil)))
     messages = [Message("user", evil)]
     assert sum(i in special for i in codec.chat(messages)) == sum(i in special for i in said)
 
@@ -170,7 +170,7 @@ def test_stop_ids_are_end_of_text_and_end_of_turn() -> None:
 
 
 def test_decode_leaves_special_tokens_out(codec: Codec) -> None:
-    ids = (*codec._text("<think>a , b</think>"), codec.tokenizer.eos_token_id)
+    ids = (*codec.encode("<think>a , b</think>"), codec.tokenizer.eos_token_id)
     assert codec.decode(ids) == "<think>a , b</think>"
 
 

@@ -16,7 +16,7 @@ OPENING = "You search.\nYour question: who made it?\nNow it's your turn to searc
 GOOD = {"episode_summary": "It won.", "episode_skill": "First search the film, then its maker."}
 
 
-def episode(success: bool = True) -> Trajectory:
+def episode(success: bool = True, opening: str = OPENING) -> Trajectory:
     def turn(said: str, seen: str, valid: bool) -> Turn:
         completion = Completion((1,), (0.0,), said, False, 0)
         return Turn((1, 2), 1, completion, said, seen, 0.0, valid)
@@ -25,21 +25,22 @@ def episode(success: bool = True) -> Trajectory:
         turn("<search> film", "Write <search>..</search>.", False),
         turn("<search>film</search>", "Ann made it.", True),
     )
-    return Trajectory(Task("t", "search", "single", {}), 0, turns, success, 0.0, Stop.DONE, 4)
+    task = Task("t", "search", "single", {})
+    return Trajectory(task, 0, turns, success, 0.0, Stop.DONE, 4, opening)
 
 
 @pytest.mark.parametrize("style", ["full", "compact"])
 def test_prompt_holds_task_outcome_and_steps(style: str) -> None:
-    (message,) = analysis_messages(episode(success=False), OPENING, style)
+    (message,) = analysis_messages(episode(success=False), style)
     assert message.role == "user"
     parts = ("Your question: who made it?", "failure", "<search> film", "Ann made it.", "invalid")
     assert [p for p in parts if p not in message.content] == []
     assert "Now it's your turn" not in message.content  # no order to act while analysing
-    assert "success" in analysis_messages(episode(), OPENING, style)[0].content
+    assert "success" in analysis_messages(episode(), style)[0].content
 
 
 def test_full_prompt_says_what_a_skill_is() -> None:
-    text = analysis_messages(episode(), OPENING, "full")[0].content
+    text = analysis_messages(episode(), "full")[0].content
     assert "workflow" in text
     assert "avoidance rule" in text
     assert "Step 1 (invalid)" in text
@@ -48,17 +49,17 @@ def test_full_prompt_says_what_a_skill_is() -> None:
 
 
 def test_compact_prompt_is_short() -> None:
-    assert len(analysis_messages(episode(), OPENING, "compact")[0].content) < 160
+    assert len(analysis_messages(episode(), "compact")[0].content) < 160
 
 
 def test_dollars_and_braces_in_data_are_data() -> None:
-    text = analysis_messages(episode(), "Your question: is $task {worth} $$5?", "full")[0].content
+    text = analysis_messages(episode(opening="Your question: is $task {worth} $$5?"), "full")[0].content
     assert "is $task {worth} $$5?" in text
 
 
 def test_unknown_style_names_the_styles() -> None:
     with pytest.raises(ConfigError, match="full, compact"):
-        analysis_messages(episode(), OPENING, "long")
+        analysis_messages(episode(), "long")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""RolloutCollector: tasks in, groups of trajectories out; keeps the engine's weights those of the policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+
+from rsipo_lightning.callbacks.rollout_stats import record_groups
+from rsipo_lightning.config import RunConfig
+from rsipo_lightning.errors import EnvironmentFault
+from rsipo_lightning.rng import keyed_random
+from rsipo_lightning.metrics import Metrics
+from rsipo_lightning.module import PolicyModule
+from rsipo_lightning.rollout import Job, Player, Sampling
+from rsipo_lightning.types import Iteration, Role, RolloutGroup, Task
+
+Progress = Callable[[int, int], None]
+
+
+def task_batch(tasks: Sequence[Task], seed: int, update: int, count: int) -> list[Task]:
+    """Tasks of an update: consecutive places in a shuffle of its own for each pass over the data.
+
+    A function of (tasks, seed, update, count) alone, so that a resumed run goes on where it was.
+    """
+    done = []
+    for place in range(update * count, (update + 1) * count):
+        epoch, offset = divmod(place, len(tasks))
+        done.append(tasks[_order(len(tasks), seed, epoch)[offset]])
+    return done
+
+
+_orders: dict[tuple[int, int, int], list[int]] = {}
+
+
+def _order(length: int, seed: int, epoch: int) -> list[int]:
+    key = (length, seed, epoch)
+    if key not in _orders:
+        _orders.clear()
+        _orders[key] = list(range(length))
+        keyed_random(seed, "tasks", epoch).shuffle(_orders[key])
+    return _orders[key]
+
+
+class RolloutCollector(L.Callback):
+    """First of the callbacks: opens the iteration and plays G rollouts of each of this rank's tasks."""
+
+    def __init__(self, player: Player, tasks: Sequence[Task], config: RunConfig, progress: Progress | None = None) -> None:
+        self.player, self.tasks, self.config = player, tasks, config
+        self.progress = progress
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
+        """Only now are resumed weights in place under every strategy."""
+        self._sync(pl_module)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
+        """Fill ``iteration.groups``."""
+        started = time.perf_counter()
+        rollout, update = self.config.rollout, pl_module.version
+        tasks = task_batch(self.tasks, self.config.seed, update, rollout.tasks)[trainer.global_rank :: trainer.world_size]
+        it = Iteration(update, tasks, Metrics())
+        pl_module.iteration = it
+        jobs = [Job(task, Role.STUDENT, i, update) for task in tasks for i in range(rollout.group)]
+        played = self.player.play(jobs, sampling(self.config), self.progress)
+        it.groups = [
+            RolloutGroup(task, tuple(played[k * rollout.group : (k + 1) * rollout.group])) for k, task in enumerate(tasks)
+        ]
+        record_groups(it.metrics, it.groups, self.player.suite.types)
+        it.metrics.mean("time/rollout_s", time.perf_counter() - started)
+        broken = [t for t in played if not t.scored]
+        if len(broken) > rollout.max_error_frac * len(played):
+            raise EnvironmentFault(
+                f"{len(broken)} of {len(played)} episodes broke, more than rollout.max_error_frac="
+                f"{rollout.max_error_frac}; the first one: {broken[0].error}"
+            )
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
+        """The update is done: the engine gets the new weights."""
+        pl_module.version += 1
+        self._sync(pl_module)
+
+    def _sync(self, module: PolicyModule) -> None:
+        self.player.engine.sync_weights(module.policy.model.named_parameters(), module.version)
+
+
+def sampling(config: RunConfig, **changes: Any) -> Sampling:
+    """How students and replays act."""
+    r = config.rollout
+    values: dict[str, Any] = {
+        "seed": config.seed,
+        "temperature": r.temperature,
+        "max_new_tokens": r.max_new_tokens,
+        "context": r.context,
+        "live": r.live,
+    }
+    return Sampling(**{**values, **changes})

@@ -1,0 +1,53 @@
+"""When two answers are the same: the strict measure that is rewarded and a lenient one that is only logged."""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Iterable
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_DASHES = re.compile("[\u2010-\u2015\u2212\\-]")
+_APOSTROPHES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+_NUMERALS = {
+    word: str(i)
+    for i, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve".split()
+    )
+}
+_MONTHS = (
+    "january february march april may june july august september october november december".split()
+)
+
+
+def normalise(text: str) -> str:
+    """The usual SQuAD form: lower case, no ASCII punctuation, no a/an/the, single spaces."""
+    text = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def exact_match(prediction: str, golds: Iterable[str]) -> bool:
+    """Whether the prediction equals any gold after :func:`normalise`. An empty form never matches."""
+    form = normalise(prediction)
+    return bool(form) and any(form == normalise(gold) for gold in golds)
+
+
+def _loose(text: str) -> str:
+    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
+    words = normalise(_DASHES.sub(" ", text)).split()
+    words = [_NUMERALS.get(word, word) for word in words]
+    for i in range(len(words) - 1):  # "May 18" -> "18 may"
+        if words[i] in _MONTHS and words[i + 1].isdigit() and len(words[i + 1]) <= 2:
+            words[i], words[i + 1] = words[i + 1], words[i]
+    return " ".join(words)
+
+
+def lenient_match(prediction: str, golds: Iterable[str]) -> bool:
+    """As :func:`exact_match`, but blind to Unicode form, dashes, small numerals and day-month order.
+
+    For a metric only; rewards stay comparable with published numbers by using the strict measure.
+    """
+    form = _loose(prediction)
+    return bool(form) and any(form == _loose(gold) for gold in golds)

@@ -1,0 +1,252 @@
+"""Passages and how they are found: a protocol and the embedded BM25 over memory or a JSONL file.
+
+A file is indexed once. The index lies in ``$RSIPO_CACHE`` (default ``~/.cache/rsipo_lightning``) under
+a hash of the file's bytes and the settings, and is memory-mapped; the passages stay in the file and
+are read by byte offset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import bm25s  # type: ignore[import-untyped,unused-ignore]
+import numpy as np
+import Stemmer  # type: ignore[import-untyped,unused-ignore]
+from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped,unused-ignore]
+
+from rsipo_lightning.errors import DataError
+
+_SETTINGS = f"1 bm25s-{bm25s.__version__} lucene k1=1.5 b=.75 english"
+_TOKEN = re.compile(r"\w\w+")
+_STOPWORDS = frozenset(STOPWORDS_EN)
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One retrievable text."""
+
+    id: str
+    title: str
+    text: str
+
+
+class Retriever(Protocol):
+    """Finds passages. Any exception of ``search`` means that the retriever is dead."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Up to ``k`` passages for each query, best first; [] if nothing matches."""
+
+
+class BM25Retriever:
+    """BM25 (Lucene variant) on the numpy backend of bm25s, with English stemming and stop words.
+
+    Ties go to the passage that comes first in the corpus, so results do not depend on the machine.
+    """
+
+    def __init__(self, passages: Sequence[Passage], index: Any, sha256: str = "") -> None:
+        self.passages = passages
+        self.sha256 = sha256  # of the corpus file; "" for passages in memory
+        self._index = index
+        self._stem = Stemmer.Stemmer("english").stemWords
+
+    @classmethod
+    def from_passages(cls, passages: Sequence[Passage]) -> BM25Retriever:
+        """Index passages in memory. None at all: DataError."""
+        if not passages:
+            raise DataError("the corpus holds no passages")
+        return cls(passages, _build(f"{p.title}\n{p.text}" for p in passages))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> BM25Retriever:
+        """Open a JSONL corpus of rows {id, title, text} or {id, contents}; builds its index once.
+
+        A missing, empty or broken file: DataError that names file and line.
+        """
+        path = Path(path)
+        sha256 = hash_file(path)
+        key = hashlib.sha256(f"{sha256} {_SETTINGS}".encode()).hexdigest()[:24]
+        folder = cache_folder() / f"bm25-{key}"
+        opened = _open(folder)
+        if opened is None:
+            try:
+                _write(path, folder)
+            except OSError as error:
+                raise DataError(
+                    f"{folder.parent}: the index of {path} cannot be written ({error}); "
+                    "point RSIPO_CACHE at a folder with space"
+                ) from error
+            opened = _open(folder)
+            if opened is None:
+                raise DataError(f"{folder}: the index of {path} cannot be read back")
+        index, offsets = opened
+        return cls(_FilePassages(path, offsets), index, sha256)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Up to ``k`` passages for each query. Empty and unknown queries give []."""
+        return [[self.passages[i] for i in self._top(query, k)] for query in queries]
+
+    def _top(self, query: str, k: int) -> list[int]:
+        tokens = self._index.get_tokens_ids(self._stem(_tokens(query)))
+        if not tokens or k < 1:
+            return []
+        scores = self._index.get_scores_from_ids(tokens)
+        found = np.flatnonzero(scores > 0)
+        if len(found) > k:  # keep all ties at the border, then sort few
+            border = np.partition(scores[found], -k)[-k]
+            found = found[scores[found] >= border]
+        order = np.argsort(-scores[found], kind="stable")[:k]
+        return [int(i) for i in found[order]]
+
+
+def cache_folder() -> Path:
+    """Where indexes are kept: ``$RSIPO_CACHE`` or ``~/.cache/rsipo_lightning``."""
+    return Path(os.environ.get("RSIPO_CACHE") or "~/.cache/rsipo_lightning").expanduser()
+
+
+def hash_file(path: str | Path) -> str:
+    """SHA-256 of a file's bytes in hex. A file that cannot be read: DataError."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_jsonl(path: str | Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """(line number from 1, byte offset, row) of each line that is not blank.
+
+    Unreadable file, malformed JSON or a row that is no object: DataError "file:line: what".
+    """
+    try:
+        with open(path, "rb") as file:
+            offset = 0
+            for number, line in enumerate(file, 1):
+                start, offset = offset, offset + len(line)
+                if line.strip():
+                    yield number, start, _parse(line, f"{path}:{number}")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 ({error.reason})") from error
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON ({error})") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a JSON object is expected, not {type(row).__name__}")
+    return row
+
+
+def _passage(row: dict[str, Any], where: str) -> Passage:
+    """{id, title, text}, or FlashRAG's {id, contents} with the title on the first line."""
+    row = dict(row)
+    if isinstance(contents := row.get("contents"), str):
+        title, _, text = contents.partition("\n")
+        row.setdefault("title", title.strip().strip('"'))
+        row.setdefault("text", text.strip())
+    if isinstance(row.get("id"), int):
+        row["id"] = str(row["id"])
+    for key in ("id", "title", "text"):
+        if not isinstance(row.get(key), str):
+            what = "must be text" if key in row else "is missing"
+            raise DataError(
+                f"{where}: field '{key}' {what} (rows: id, title, text or id, contents)"
+            )
+    return Passage(row["id"], row["title"], row["text"])
+
+
+class _FilePassages(Sequence[Passage]):
+    """The rows of a corpus file, each parsed when it is asked for."""
+
+    def __init__(self, path: Path, offsets: Any) -> None:
+        self._path = path
+        self._offsets = offsets
+        with open(path, "rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, i: Any) -> Any:
+        start = int(self._offsets[i])
+        end = self._bytes.find(b"\n", start)
+        line = self._bytes[start : end if end >= 0 else len(self._bytes)]
+        where = f"{self._path} at byte {start}"
+        return _passage(_parse(line, where), where)
+
+
+def _tokens(text: str) -> list[str]:
+    return [word for word in _TOKEN.findall(text.lower()) if word not in _STOPWORDS]
+
+
+def _build(texts: Iterable[str]) -> Any:
+    """An index. Own tokens: those of bm25s are numbered by a set, hence differently in each process."""
+    stem = Stemmer.Stemmer("english").stemWord
+    stems: dict[str, int] = {}  # word: number of its stem
+    vocabulary: dict[str, int] = {}
+    rows = []
+    for text in texts:
+        row = []
+        for word in _tokens(text):
+            if word not in stems:
+                stems[word] = vocabulary.setdefault(stem(word), len(vocabulary))
+            row.append(stems[word])
+        rows.append(row)
+    if not vocabulary:
+        raise DataError("the corpus holds no words that can be searched")
+    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
+    index.index((rows, vocabulary), show_progress=False)
+    return index
+
+
+def _write(path: Path, folder: Path) -> None:
+    """Index a file into ``folder``, which appears complete or not at all."""
+    offsets: list[int] = []
+
+    def texts() -> Iterator[str]:
+        for number, offset, row in read_jsonl(path):
+            passage = _passage(row, f"{path}:{number}")
+            offsets.append(offset)
+            yield f"{passage.title}\n{passage.text}"
+
+    try:
+        index = _build(texts())
+    except DataError as error:
+        raise DataError(f"{path}: {error}") if not str(error).startswith(str(path)) else error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        index.save(temporary, show_progress=False)
+        np.save(temporary / "offsets.npy", np.asarray(offsets, dtype=np.int64))
+        try:
+            temporary.rename(folder)
+        except OSError:  # another process was first; its index is as good
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _open(folder: Path) -> tuple[Any, Any] | None:
+    """The memory-mapped index and offsets, or None if there is none. A broken one is removed."""
+    if not folder.is_dir():
+        return None
+    try:
+        index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
+        return index, np.load(folder / "offsets.npy", mmap_mode="r")
+    except (OSError, ValueError, KeyError):
+        shutil.rmtree(folder, ignore_errors=True)
+        return None

@@ -1,0 +1,364 @@
+"""A procedurally made encyclopedia: films, people, cities and countries, and questions about them.
+
+Source: the embedded default of the project's specification. Every name is two words and every word
+comes from a closed list of its kind, so that a small tokenizer can give each word one token. The
+splits share the words but no full name and no fact: words i and j of a kind make a name of split
+``(i + j) % 3``, and an entity has facts about entities of its own split only. A policy that answers
+test questions has therefore learned to search and to read, not to remember.
+
+    world = World(seed=0)
+    world.passages                    # one passage for each entity of all splits: one corpus
+    world.questions("test")           # Question(id, type, text, answers, hops, path)
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import product
+
+from rsipo_lightning.environments.retriever import Passage
+from rsipo_lightning.errors import DataError
+
+SPLITS = ("train", "val", "test")
+TYPES = ("single", "bridge2", "bridge3", "compare")
+
+_WORDS = {  # kind: (first words, second words); lists have lengths divisible by 3
+    "person": (
+        "Ada Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Leon Maria Nikolai Olga "
+        "Pablo Rosa Simon Tessa Viktor Wanda Xavier Yusuf Zoe Amir Bella Carlos Dora Emil Fiona",
+        "Abbott Baxter Carver Dalton Egan Fletcher Garcia Hansen Ibsen Jensen Keller Lindqvist "
+        "Moreau Novak Okafor Petrov Quinn Ramirez Schmidt Tanaka Ueda Varga Weber Yilmaz Zapata "
+        "Almeida Bianchi Cohen Dubois Eriksen",
+    ),
+    "film": (
+        "Amber Broken Crimson Distant Empty Frozen Golden Hidden Iron Jade Lonely Midnight Neon "
+        "Orange Purple Quiet Restless Silent Twisted Velvet Wild Yellow Ancient Bitter Crystal "
+        "Electric Fading Gentle Hollow Ivory",
+        "Anchor Bell Candle Dagger Engine Feather Guitar Hammer Island Jewel Kite Lantern Mirror "
+        "Needle Orchard Piano Rocket Shadow Tiger Umbrella Violin Whistle Zebra Arrow Balloon "
+        "Compass Drum Fountain Glacier Horizon",
+    ),
+    "city": (
+        "Port Saint Fort Mount Lake Glen Castle Cape Old North South East West Little High Long "
+        "Stone Oak",
+        "Arden Belmont Corvin Dorset Elmira Farley Grafton Hollis Kenton Lorne Merrow Norwell "
+        "Orland Preston Ripley Selby Tilden Wexford",
+    ),
+    "country": (
+        "Upper Lower Free Royal Great Inner Outer United Federal Holy Central Sovereign",
+        "Astoria Brevia Caldara Drovia Estovia Fennmark Gallia Hestria Illyra Jorvia Kestonia "
+        "Lusatia",
+    ),
+}
+_COUNTS = {  # entities of a split
+    "train": {"film": 300, "person": 300, "city": 72, "country": 24},
+    "val": {"film": 200, "person": 200, "city": 48, "country": 16},
+    "test": {"film": 200, "person": 200, "city": 48, "country": 16},
+}
+_PER_TYPE = {"train": 800, "val": 400, "test": 400}  # questions of each type
+YEARS = tuple(str(1920 + 8 * i) for i in range(12))  # few, so that their order can be learned
+BIRTH_YEARS, FILM_YEARS = YEARS[:6], YEARS[6:]  # nobody makes a film before being born
+
+_SENTENCES = {
+    "film": (
+        "{name} is a film of {released} directed by {director} and starring {star}.",
+        "{name} came out in {released}; its director is {director} and its star is {star}.",
+        "Directed by {director} and starring {star}, the film {name} came out in {released}.",
+    ),
+    "person": (
+        "{name} was born in {city} in {born}.",
+        "{name} was born in {born} in the city of {city}.",
+        "Born in {born}, {name} comes from {city}.",
+    ),
+    "city": (
+        "{name} is a city in {country}.",
+        "The city of {name} lies in {country}.",
+        "{name} is one of the cities of {country}.",
+    ),
+    "country": (
+        "{name} is a country led by {leader}.",
+        "The leader of {name} is {leader}.",
+        "The country {name} has {leader} as its leader.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One kind of question: start at an entity of ``kind`` and follow ``path``."""
+
+    type: str
+    kind: str
+    path: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+_FORMS = (
+    _Form(
+        "single",
+        "film",
+        ("director",),
+        ("Who directed the film {0}?", "Who is the director of {0}?"),
+    ),
+    _Form("single", "film", ("star",), ("Who is the star of the film {0}?", "Who stars in {0}?")),
+    _Form(
+        "single",
+        "film",
+        ("released",),
+        ("In which year did the film {0} come out?", "When did {0} come out?"),
+    ),
+    _Form(
+        "single",
+        "person",
+        ("city",),
+        ("In which city was {0} born?", "What is the birth city of {0}?"),
+    ),
+    _Form(
+        "single",
+        "person",
+        ("born",),
+        ("In which year was {0} born?", "What is the birth year of {0}?"),
+    ),
+    _Form("single", "city", ("country",), ("In which country is the city {0}?",)),
+    _Form("single", "country", ("leader",), ("Who leads the country {0}?",)),
+    _Form(
+        "bridge2",
+        "film",
+        ("director", "city"),
+        (
+            "In which city was the director of {0} born?",
+            "What is the birth city of the director of {0}?",
+        ),
+    ),
+    _Form(
+        "bridge2",
+        "film",
+        ("star", "city"),
+        ("In which city was the star of {0} born?", "What is the birth city of the star of {0}?"),
+    ),
+    _Form(
+        "bridge2",
+        "film",
+        ("director", "born"),
+        (
+            "In which year was the director of {0} born?",
+            "What is the birth year of the director of {0}?",
+        ),
+    ),
+    _Form(
+        "bridge2",
+        "film",
+        ("star", "born"),
+        ("In which year was the star of {0} born?", "What is the birth year of the star of {0}?"),
+    ),
+    _Form(
+        "bridge2",
+        "person",
+        ("city", "country"),
+        ("In which country was {0} born?", "In which country is the birth city of {0}?"),
+    ),
+    _Form("bridge2", "city", ("country", "leader"), ("Who leads the country of the city {0}?",)),
+    _Form(
+        "bridge3",
+        "film",
+        ("director", "city", "country"),
+        (
+            "In which country was the director of {0} born?",
+            "In which country is the birth city of the director of {0}?",
+        ),
+    ),
+    _Form(
+        "bridge3",
+        "film",
+        ("star", "city", "country"),
+        (
+            "In which country was the star of {0} born?",
+            "In which country is the birth city of the star of {0}?",
+        ),
+    ),
+    _Form(
+        "bridge3",
+        "person",
+        ("city", "country", "leader"),
+        (
+            "Who leads the country in which {0} was born?",
+            "Who is the leader of the country in which {0} was born?",
+        ),
+    ),
+)
+_COMPARE = (
+    _Form(
+        "compare",
+        "film",
+        ("released",),
+        (
+            "Which film came out first, {0} or {1}?",
+            "Which of the films {0} and {1} came out first?",
+        ),
+    ),
+    _Form(
+        "compare",
+        "person",
+        ("born",),
+        ("Who was born first, {0} or {1}?", "Which of {0} and {1} was born first?"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question and the way to its answer."""
+
+    id: str
+    type: str  # one of TYPES
+    text: str
+    answers: tuple[str, ...]
+    hops: tuple[str, ...]  # entities to search, in order: (first,), (first, second), ...
+    path: tuple[str, ...]  # relation read on the page of each hop; one for both pages of a compare
+
+
+class World:
+    """All facts of one seed. The same seed gives the same world in every process."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self.names: dict[str, dict[str, list[str]]] = {}  # split: {kind: names}
+        self.facts: dict[str, dict[str, str]] = {}  # name: {relation: value}
+        self._kinds: dict[str, str] = {}
+        for split in SPLITS:
+            self._fill(split)
+
+    def _rng(self, *key: object) -> random.Random:
+        return random.Random("/".join(map(str, ("world", self.seed, *key))))
+
+    def _fill(self, split: str) -> None:
+        rng = self._rng(split, "facts")
+        names = {
+            kind: _draw_names(kind, SPLITS.index(split), count, rng)
+            for kind, count in _COUNTS[split].items()
+        }
+        self.names[split] = names
+        for kind, members in names.items():
+            self._kinds.update(dict.fromkeys(members, kind))
+        for film in names["film"]:
+            director, star = rng.sample(names["person"], 2)
+            year = rng.choice(FILM_YEARS)
+            self.facts[film] = {"director": director, "star": star, "released": year}
+        for person in names["person"]:
+            self.facts[person] = {
+                "city": rng.choice(names["city"]),
+                "born": rng.choice(BIRTH_YEARS),
+            }
+        for city in names["city"]:
+            self.facts[city] = {"country": rng.choice(names["country"])}
+        for country in names["country"]:
+            self.facts[country] = {"leader": rng.choice(names["person"])}
+
+    @cached_property
+    def passages(self) -> list[Passage]:
+        """One sentence for each entity of all splits; the title is the entity."""
+        rng = self._rng("passages")
+        return [
+            Passage(
+                str(i), name, rng.choice(_SENTENCES[self._kinds[name]]).format(name=name, **fact)
+            )
+            for i, (name, fact) in enumerate(self.facts.items())
+        ]
+
+    def questions(self, split: str) -> list[Question]:
+        """All questions of a split, types in turn. Unknown split: DataError."""
+        if split not in SPLITS:
+            raise DataError(f"no split '{split}' (have: {', '.join(SPLITS)})")
+        columns = []
+        for type_ in TYPES:
+            rng = self._rng(split, type_)
+            make = self._comparisons if type_ == "compare" else self._chains
+            columns.append(make(split, type_, rng)[: _PER_TYPE[split]])
+        return [question for row in zip(*columns, strict=True) for question in row]
+
+    def _chains(self, split: str, type_: str, rng: random.Random) -> list[Question]:
+        pairs = [
+            (form, name)
+            for form in _FORMS
+            if form.type == type_
+            for name in self.names[split][form.kind]
+        ]
+        rng.shuffle(pairs)
+        questions = []
+        for i, (form, start) in enumerate(pairs):
+            hops = [start]
+            for relation in form.path:
+                hops.append(self.facts[hops[-1]][relation])
+            text = rng.choice(form.texts).format(start)
+            answer = hops.pop()
+            questions.append(
+                Question(self._id(split, type_, i), type_, text, (answer,), tuple(hops), form.path)
+            )
+        return questions
+
+    def _comparisons(self, split: str, type_: str, rng: random.Random) -> list[Question]:
+        seen: set[frozenset[str]] = set()
+        questions: list[Question] = []
+        while len(questions) < _PER_TYPE[split]:
+            form = _COMPARE[len(questions) % 2]
+            pair = rng.sample(self.names[split][form.kind], 2)
+            years = [self.facts[name][form.path[0]] for name in pair]
+            if years[0] == years[1] or frozenset(pair) in seen:
+                continue
+            seen.add(frozenset(pair))
+            text = rng.choice(form.texts).format(*pair)
+            answer = pair[0] if years[0] < years[1] else pair[1]
+            ident = self._id(split, type_, len(questions))
+            questions.append(Question(ident, type_, text, (answer,), tuple(pair), form.path))
+        return questions
+
+    def _id(self, split: str, type_: str, i: int) -> str:
+        return f"world{self.seed}-{split}-{type_}-{i:04d}"
+
+
+def _draw_names(kind: str, residue: int, count: int, rng: random.Random) -> list[str]:
+    first, second = (words.split() for words in _WORDS[kind])
+    pairs = product(enumerate(first), enumerate(second))
+    names = [f"{a} {b}" for (i, a), (j, b) in pairs if (i + j) % len(SPLITS) == residue]
+    return rng.sample(names, count)
+
+
+_NAME = re.compile(r"\b[A-Z][a-z]+ [A-Z][a-z]+\b")
+_YEAR = re.compile(r"\b(?:" + "|".join(YEARS) + r")\b")
+
+
+def entities(text: str) -> list[str]:
+    """Names of the world that a text shows, without repeats, in order of appearance."""
+    known = _known_names()
+    return list(dict.fromkeys(name for name in _NAME.findall(text) if name in known))
+
+
+def years(text: str) -> list[str]:
+    """Years of the world that a text shows, without repeats, in order of appearance."""
+    return list(dict.fromkeys(_YEAR.findall(text)))
+
+
+@cache
+def _known_names() -> frozenset[str]:
+    return frozenset(
+        f"{a} {b}"
+        for first, second in _WORDS.values()
+        for a, b in product(first.split(), second.split())
+    )
+
+
+def pieces(text: str) -> list[str]:
+    """Words and single punctuation marks of a text, the units that :func:`vocabulary` counts."""
+    return re.findall(r"\w+|[^\w\s]", text)
+
+
+def vocabulary() -> list[str]:
+    """Every word and punctuation mark that passages and questions of any seed can hold, sorted."""
+    texts = [words for pair in _WORDS.values() for words in pair]
+    texts += [" ".join(YEARS)]
+    texts += [re.sub(r"{\w+}", "", s) for group in _SENTENCES.values() for s in group]
+    texts += [re.sub(r"{\w+}", "", t) for form in _FORMS + _COMPARE for t in form.texts]
+    return sorted({piece for text in texts for piece in pieces(text)})
