@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.tokens import constant, rows, with_credit
 from rsipo_lightning.types import Credit, RolloutGroup, Sample
 
@@ -51,15 +50,3 @@ def actor_rows(
 def like(credit: Credit, value: float) -> Credit:
     """The same weights with another value."""
     return Credit(credit.weight, credit.value.new_full(credit.value.shape, value))
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    """ConfigError unless ``value`` is one of ``allowed``."""
-    if value not in allowed:
-        raise ConfigError(f"{key}={value}: must be one of {', '.join(allowed)}")
-
-
-def within(key: str, value: float, low: float, high: float) -> None:
-    """ConfigError unless low <= value <= high."""
-    if not low <= value <= high:
-        raise ConfigError(f"{key}={value}: must lie between {low:g} and {high:g}")

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rsipo_lightning.algorithms.base import Algorithm, AlgorithmConfig, C, Stream, Sums, active
-from rsipo_lightning.algorithms.credit import actor_rows, group_advantages, one_of, within
+from rsipo_lightning.algorithms.credit import actor_rows, group_advantages
 from rsipo_lightning.algorithms.losses import k3_to_reference, negative_entropy, surrogate
+from rsipo_lightning.checks import one_of, within
 from rsipo_lightning.types import Iteration, RolloutGroup, Sample
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rsipo_lightning.algorithms.base import Stream, Sums
-from rsipo_lightning.algorithms.credit import like, one_of, within
+from rsipo_lightning.algorithms.credit import like
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
 from rsipo_lightning.algorithms.losses import gated_distillation, reverse_kl, reward_weighted_nll
 from rsipo_lightning.algorithms.shrinkage import Shrinkage, type_sums
+from rsipo_lightning.checks import one_of, within
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.tokens import constant, skill_row, with_credit, with_skill
