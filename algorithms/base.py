@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from rsipo_lightning.codec import Codec
     from rsipo_lightning.config import RolloutSection
 
-TokenLoss = Callable[[TokenBatch, Tensor, Tensor], Tensor]  # (batch, log-probs [N], values [N]) -> [N]
+TokenLoss = Callable[
+    [TokenBatch, Tensor, Tensor], Tensor
+]  # (batch, log-probs [N], values [N]) -> [N]
 Sums = Mapping[str, tuple[float, ...]]
 
 
@@ -52,7 +54,7 @@ class Algorithm(ABC, Generic[C]):
         self.codec = codec
 
     @classmethod
-    def check(cls, config: C, rollout: RolloutSection) -> None:  # noqa: B027  (most methods accept any)
+    def check(cls, config: C, rollout: RolloutSection) -> None:
         """Raise ConfigError if the method cannot run with these values, before any work."""
 
     @property
@@ -84,7 +86,7 @@ class Algorithm(ABC, Generic[C]):
         """State that outlives an iteration, as plain containers."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
 
 

@@ -23,7 +23,11 @@ def group_advantages(
     >>> [round(a, 2) for a in group_advantages([1, 1, 0, 0], [5, 8, 50, 50], stats="steps")]
     [2.76, 2.76, -0.36, -0.36]
     """
-    pool = list(scores) if stats == "trajs" else [s for s, t in zip(scores, steps, strict=True) for _ in range(t)]
+    pool = (
+        list(scores)
+        if stats == "trajs"
+        else [s for s, t in zip(scores, steps, strict=True) for _ in range(t)]
+    )
     mean, std = (fmean(pool), stdev(pool)) if len(pool) > 1 else (0.0, 1.0)
     return [(s - mean) / (std + 1e-6 if norm == "mean_std" else 1.0) for s in scores]
 
@@ -42,7 +46,13 @@ def actor_rows(
         tokens = sum(s.n for s in parts)
         weight = 1.0 if reduction == "token_mean" else 1.0 / max(tokens, 1)
         done.append(
-            [with_credit(s, **{x: constant(s, weight, advantage if x == "actor" else 1.0) for x in streams}) for s in parts]
+            [
+                with_credit(
+                    s,
+                    **{x: constant(s, weight, advantage if x == "actor" else 1.0) for x in streams},
+                )
+                for s in parts
+            ]
         )
     return done
 

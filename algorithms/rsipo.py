@@ -56,7 +56,9 @@ class RSIPOConfig(GRPOConfig):
     decay: float = 0.9  # q, forgetting of the type moments per update
     n_min: int = 8  # valid tasks of a type before its trust departs from 1
     noise: str = "own"  # own | pooled | blend | max: whose variance shrinks the gain
-    split: str = "random"  # random | success_first (ablation: a success, if any, goes to the evidence half)
+    split: str = (
+        "random"  # random | success_first (ablation: a success, if any, goes to the evidence half)
+    )
     reward_center: str = "type"  # type | global | none
     replay_grpo: bool = False  # also train on the replays, as groups of their own
 
@@ -66,11 +68,21 @@ class RSIPOConfig(GRPOConfig):
         one_of("algo.noise", self.noise, ("own", "pooled", "blend", "max"))
         one_of("algo.split", self.split, ("random", "success_first"))
         one_of("algo.reward_center", self.reward_center, ("type", "global", "none"))
-        within("algo.replays", self.replays, 2, math.inf)  # one replay says nothing about its own noise
+        within(
+            "algo.replays", self.replays, 2, math.inf
+        )  # one replay says nothing about its own noise
         within("algo.length_penalty", self.length_penalty, 0, 1)
         within("algo.decay", self.decay, 0, 0.9999)
         within("algo.skill_temperature", self.skill_temperature, 0.01, math.inf)
-        keys = ("trust_slope", "trust_max", "invalid_penalty", "distill", "gate_beta", "skill", "n_min")
+        keys = (
+            "trust_slope",
+            "trust_max",
+            "invalid_penalty",
+            "distill",
+            "gate_beta",
+            "skill",
+            "n_min",
+        )
         for key in keys:
             within(f"algo.{key}", getattr(self, key), 0, math.inf)
 
@@ -143,16 +155,24 @@ class RSIPO(GRPO[RSIPOConfig]):
             return []
         control = {g.task.id: tuple(self.halves(g, it.update)[1]) for g in it.groups}
         c = self.config
-        return [ReplayRequest(s, c.replays, control[s.task.id], c.length_penalty) for s in it.skills if s.valid]
+        return [
+            ReplayRequest(s, c.replays, control[s.task.id], c.length_penalty)
+            for s in it.skills
+            if s.valid
+        ]
 
     def statistics(self, it: Iteration) -> Sums:
         """{type: (n, sum Delta, sum Delta^2, sum s^2)} of tasks with a measured gain, and of all types together."""
-        gains = [(r.skill.task.type, r.gain, r.noise or 0.0) for r in it.replays if r.gain is not None]
+        gains = [
+            (r.skill.task.type, r.gain, r.noise or 0.0) for r in it.replays if r.gain is not None
+        ]
         return type_sums([*gains, *((ALL, gain, noise) for _, gain, noise in gains)])
 
     def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
         """L_RLVR on all students, L_OPSD(omega) where the task has a valid skill, L_skill on the written skills."""
-        rewards = self.rewards(it, sums)  # before the update: the baseline must not contain the sample itself
+        rewards = self.rewards(
+            it, sums
+        )  # before the update: the baseline must not contain the sample itself
         self.shrinkage.update(sums)
         it.trust.update(self.trust(it))
         samples = [s for group in it.groups for s in self.student(group, it)]
@@ -160,7 +180,9 @@ class RSIPO(GRPO[RSIPOConfig]):
             replays = [RolloutGroup(r.skill.task, r.treated) for r in it.replays]
             samples += [s for group in replays for part in self.actor(group) for s in part]
         if self.config.skill > 0:
-            samples += [self.writer(s, rewards[s.task.id]) for s in it.skills if s.task.id in rewards]
+            samples += [
+                self.writer(s, rewards[s.task.id]) for s in it.skills if s.task.id in rewards
+            ]
         return samples
 
     # ---- (a) reward of the skill's tokens

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rsipo_lightning.errors import ConfigError, DataError
 
@@ -57,7 +62,9 @@ class Policy(nn.Module):
         whole = self.model(input_ids=ids).logits.float()
         if not torch.allclose(whole, self.logits(self.hidden(ids)), atol=1e-4, rtol=1e-3):
             kind = type(self.model).__name__
-            raise ConfigError(f"model.path: {kind} changes its logits after the output embeddings; not supported")
+            raise ConfigError(
+                f"model.path: {kind} changes its logits after the output embeddings; not supported"
+            )
 
 
 def model_source(path: str) -> str:
@@ -72,14 +79,18 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError) as error:
         raise DataError(_cannot(path, "tokenizer", error)) from error
     if not getattr(tokenizer, "chat_template", None):
-        raise DataError(f"model.path: the tokenizer of '{path}' has no chat template; use an instruct model")
+        raise DataError(
+            f"model.path: the tokenizer of '{path}' has no chat template; use an instruct model"
+        )
     return tokenizer  # type: ignore[no-any-return]
 
 
 def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
     """Weights of ``model.path``. Missing or not a causal LM: DataError."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_source(path), dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(
+            model_source(path), dtype=getattr(torch, dtype)
+        )
     except (OSError, ValueError, KeyError) as error:
         raise DataError(_cannot(path, "model", error)) from error
     return model  # type: ignore[no-any-return]

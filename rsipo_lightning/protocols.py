@@ -46,7 +46,9 @@ class Environment(Protocol):
 class EnvironmentConfig:
     """Keys that every environment has; each adds its own in a subclass."""
 
-    prompt: str = "full"  # "full" (the wording of the papers' templates) | "compact" (for the tiny policy)
+    prompt: str = (
+        "full"  # "full" (the wording of the papers' templates) | "compact" (for the tiny policy)
+    )
     max_steps: int = 50  # T_max
     invalid_penalty: float = 0.1  # taken from the score, times the share of invalid turns
 
@@ -87,7 +89,9 @@ class TaskSuite(ABC):
         """What a run records of its data: paths, counts, hashes."""
         return {}
 
-    def step_many(self, episodes: Sequence[Environment], responses: Sequence[str]) -> list[StepResult | Exception]:
+    def step_many(
+        self, episodes: Sequence[Environment], responses: Sequence[str]
+    ) -> list[StepResult | Exception]:
         """Step all live episodes. An exception of one is returned in its place; EnvironmentFault is raised.
 
         Override to batch what episodes share (retriever calls).
@@ -116,7 +120,9 @@ class Engine(Protocol):
     ) -> list[Completion]:
         """Continue each prompt; same order. KV caches of sessions that are not in the call are dropped."""
 
-    def sync_weights(self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int) -> None:
+    def sync_weights(
+        self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int
+    ) -> None:
         """Take over new weights and drop every cache; completions carry ``version`` from now on."""
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rsipo_lightning.types import Completion, Credit, Sample, Skill, TeacherView, Trajectory
 
-
 T = TypeVar("T")
 
 
@@ -96,12 +95,16 @@ class TokenBatch:
     engine_logprobs: Tensor  # [N] float32
     temperature: Tensor  # [N] float32
     credits: Mapping[str, Credit]  # {stream: [N], [N]}; weight 0 where a row has no such stream
-    scores: Mapping[str, Tensor]  # {name: [N]} no-grad log-probs; NaN where a row has none, until the forward is done
+    scores: Mapping[
+        str, Tensor
+    ]  # {name: [N]} no-grad log-probs; NaN where a row has none, until the forward is done
     entropy: Tensor | None = None  # [N], filled by the forward
     old_logprobs: Tensor | None = None  # [N], filled by the forward: pi_old of this update
 
 
-def pad(ids: Sequence[Tensor], masks: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+def pad(
+    ids: Sequence[Tensor], masks: Sequence[Tensor], device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Ragged rows -> [B, L] ids (0 behind the end) and mask (False behind the end)."""
     padded = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence(list(masks), batch_first=True)
@@ -133,7 +136,9 @@ def collate(samples: Sequence[Sample], device: torch.device) -> TokenBatch:
             )
             for name in streams
         },
-        scores={name: packed(s.scores.get(name, unknown[id(s)]) for s in samples) for name in names},
+        scores={
+            name: packed(s.scores.get(name, unknown[id(s)]) for s in samples) for name in names
+        },
     )
 
 

@@ -64,7 +64,9 @@ class Prompt:
     seed: int  # key of this turn's sampling noise; never depends on the position in a batch
     stop_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # the token that completes one of these is the last one
-    session: str = ""  # prompts of one conversation share it, so that an engine can keep their KV cache
+    session: str = (
+        ""  # prompts of one conversation share it, so that an engine can keep their KV cache
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,9 @@ class Completion:
     """What an engine sampled. These ids are what is trained, bit for bit; they are never re-tokenised."""
 
     ids: tuple[int, ...]  # (A,)
-    logprobs: tuple[float, ...]  # (A,) nats under the sampling policy, after temperature (temperature 1 if greedy)
+    logprobs: tuple[
+        float, ...
+    ]  # (A,) nats under the sampling policy, after temperature (temperature 1 if greedy)
     text: str  # decoded ids, special tokens left out
     truncated: bool  # ended by max_new_tokens rather than by a stop
     policy_version: int  # number of updates of the weights that sampled it
@@ -84,7 +88,9 @@ class Turn:
     """One decision. In append context ``prompt_ids`` starts with the ids of all earlier turns."""
 
     prompt_ids: tuple[int, ...]  # (P,)
-    anchor: int  # index in prompt_ids at which a skill section is inserted (right after the task line)
+    anchor: (
+        int  # index in prompt_ids at which a skill section is inserted (right after the task line)
+    )
     completion: Completion
     action: str  # what the environment understood
     observation: str  # what it answered
@@ -203,11 +209,15 @@ class Sample:
     mask: Tensor  # (L,) bool, True at the N sampled tokens, never at 0
     turn: Tensor  # (N,) int64, turn of the trajectory that each token belongs to
     engine_logprobs: Tensor  # (N,) float32
-    temperature: float = 1.0  # of its sampling; all log-probs of the row are of softmax(logits / temperature)
+    temperature: float = (
+        1.0  # of its sampling; all log-probs of the row are of softmax(logits / temperature)
+    )
     anchor: int = 0  # index in ids at which a skill section is inserted
     credits: Mapping[str, Credit] = field(default_factory=dict)
     views: Mapping[str, TeacherView] = field(default_factory=dict)
-    scores: Mapping[str, Tensor] = field(default_factory=dict)  # (N,) no-grad log-probs: old, reference, each view
+    scores: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # (N,) no-grad log-probs: old, reference, each view
 
     @property
     def n(self) -> int:

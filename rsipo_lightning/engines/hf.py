@@ -33,16 +33,22 @@ class RaggedCache(Cache):
         self.positions = torch.empty(0, 0, dtype=torch.long)  # [B, Q] of the forward in progress
         self.width = 0  # slots that this forward may see
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write [B, heads, Q, dim] at ``positions`` and return all visible slots."""
         if layer_idx == len(self.kv):
             shape = (key_states.shape[0], key_states.shape[1], 0)
-            self.kv.append([key_states.new_empty(*shape, t.shape[-1]) for t in (key_states, value_states)])
+            self.kv.append(
+                [key_states.new_empty(*shape, t.shape[-1]) for t in (key_states, value_states)]
+            )
         rows = torch.arange(key_states.shape[0], device=key_states.device)[:, None]
         for i, new in enumerate((key_states, value_states)):
             old = self.kv[layer_idx][i]
             if old.shape[2] < self.width:  # grow by half, so that decoding copies seldom
-                grown = old.new_zeros(*old.shape[:2], max(self.width, old.shape[2] * 3 // 2), old.shape[3])
+                grown = old.new_zeros(
+                    *old.shape[:2], max(self.width, old.shape[2] * 3 // 2), old.shape[3]
+                )
                 grown[:, :, : old.shape[2]] = old
                 self.kv[layer_idx][i] = old = grown
             old[rows, :, self.positions] = new.transpose(1, 2)
@@ -76,9 +82,13 @@ class HFEngine:
 
     def _drop(self) -> None:
         self._cache = RaggedCache()
-        self._sessions: dict[str, tuple[int, tuple[int, ...]]] = {}  # session -> (row, ids whose KV is stored)
+        self._sessions: dict[
+            str, tuple[int, tuple[int, ...]]
+        ] = {}  # session -> (row, ids whose KV is stored)
 
-    def sync_weights(self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int) -> None:
+    def sync_weights(
+        self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int
+    ) -> None:
         """The weights are shared: only the version and the cache change."""
         self.policy_version = version
         self._drop()
@@ -88,7 +98,9 @@ class HFEngine:
         self._drop()
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None) -> list[Completion]:
+    def generate(
+        self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None
+    ) -> list[Completion]:
         """Continue each prompt; same order. Sessions that are not in the call lose their cache."""
         if not prompts:
             return []
@@ -97,14 +109,19 @@ class HFEngine:
         try:
             return self._decode(prompts, self._prefill(prompts), progress)
         except torch.OutOfMemoryError as error:
-            raise EngineError(f"hf engine: out of memory with {len(prompts)} prompts; lower rollout.live") from error
+            raise EngineError(
+                f"hf engine: out of memory with {len(prompts)} prompts; lower rollout.live"
+            ) from error
         finally:
             self.policy.train(was_training)
 
     def _prefill(self, prompts: Sequence[Prompt]) -> Tensor:
         """Run what is not cached of each prompt; hidden states [B, D] at the last token of each."""
         known = [self._sessions.get(p.session) if p.session else None for p in prompts]
-        start = [k[1] and len(k[1]) if k and p.ids[: len(k[1])] == k[1] else 0 for k, p in zip(known, prompts, strict=True)]
+        start = [
+            k[1] and len(k[1]) if k and p.ids[: len(k[1])] == k[1] else 0
+            for k, p in zip(known, prompts, strict=True)
+        ]
         start = [min(s, len(p.ids) - 1) for s, p in zip(start, prompts, strict=True)]
         device = self.policy.device
         if any(start):
@@ -125,20 +142,32 @@ class HFEngine:
         longest = int(lengths.max())
         ids = torch.tensor([c + (0,) * (longest - len(c)) for c in chunks], device=device)
         # padding writes behind the row's end, where later tokens overwrite it before anything looks there
-        positions = torch.tensor(start, device=device)[:, None] + torch.arange(longest, device=device)
+        positions = torch.tensor(start, device=device)[:, None] + torch.arange(
+            longest, device=device
+        )
         hidden = self._forward(ids, positions, int(positions.max()) + 1)
         return hidden[torch.arange(len(chunks), device=device), lengths - 1]
 
     def _forward(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
         self._cache.positions, self._cache.width = positions, width
         visible = torch.arange(width, device=ids.device) <= positions[:, None, :, None]
-        if self.policy.model.config._attn_implementation == "eager":  # eager attention adds its mask
-            visible = torch.zeros_like(visible, dtype=self.policy.model.dtype).masked_fill(~visible, float("-inf"))
+        if (
+            self.policy.model.config._attn_implementation == "eager"
+        ):  # eager attention adds its mask
+            visible = torch.zeros_like(visible, dtype=self.policy.model.dtype).masked_fill(
+                ~visible, float("-inf")
+            )
         return self.policy.hidden(
-            ids, attention_mask=visible, position_ids=positions, past_key_values=self._cache, use_cache=True
+            ids,
+            attention_mask=visible,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
         )
 
-    def _decode(self, prompts: Sequence[Prompt], hidden: Tensor, progress: Callable[[int], None] | None) -> list[Completion]:
+    def _decode(
+        self, prompts: Sequence[Prompt], hidden: Tensor, progress: Callable[[int], None] | None
+    ) -> list[Completion]:
         device, count = self.policy.device, len(prompts)
         budget = max(p.max_new_tokens for p in prompts)
         noise = torch.stack([_uniforms(p, budget) for p in prompts]).to(device)
@@ -166,13 +195,17 @@ class HFEngine:
             if not any(live):
                 break
             # a row that is done feeds its last token again at the same place, which changes nothing
-            position = torch.tensor([len(p.ids) + len(i) - 1 for p, i in zip(prompts, ids, strict=True)], device=device)
+            position = torch.tensor(
+                [len(p.ids) + len(i) - 1 for p, i in zip(prompts, ids, strict=True)], device=device
+            )
             last = torch.tensor([i[-1] for i in ids], device=device)
             width = max(width, int(position.max()) + 1)
             hidden = self._forward(last[:, None], position[:, None], width)[:, 0]
         self.generated_tokens += sum(map(len, ids))
         self._sessions = {
-            p.session: (row, p.ids + tuple(ids[row][:-1])) for row, p in enumerate(prompts) if p.session
+            p.session: (row, p.ids + tuple(ids[row][:-1]))
+            for row, p in enumerate(prompts)
+            if p.session
         }
         return [
             Completion(
@@ -194,7 +227,9 @@ class HFEngine:
 
 def _uniforms(prompt: Prompt, count: int) -> Tensor:
     """The turn's own noise: a function of ``prompt.seed`` alone."""
-    return torch.rand(count, generator=torch.Generator().manual_seed(prompt.seed), dtype=torch.float64)
+    return torch.rand(
+        count, generator=torch.Generator().manual_seed(prompt.seed), dtype=torch.float64
+    )
 
 
 def _sample(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

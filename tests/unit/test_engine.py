@@ -26,7 +26,8 @@ def prompts(count: int, temperature: float = 1.0, tokens: int = 12) -> list[Prom
     rng = random.Random(0)
     texts = [f"Your question: {'abc ' * rng.randint(1, 9)}?" for _ in range(count)]
     return [
-        Prompt(CODEC.start(t)[0], tokens + i % 4, temperature, i, CODEC.stop_ids, (), f"s{i}") for i, t in enumerate(texts)
+        Prompt(CODEC.start(t)[0], tokens + i % 4, temperature, i, CODEC.stop_ids, (), f"s{i}")
+        for i, t in enumerate(texts)
     ]
 
 
@@ -36,11 +37,15 @@ def rescored(engine: HFEngine, prompt: Prompt, completion: Completion) -> torch.
     mask = torch.zeros_like(ids, dtype=torch.bool)
     mask[0, len(prompt.ids) :] = True
     with torch.no_grad():
-        return engine.policy(ids, mask, torch.full((len(completion.ids),), completion.temperature))[0]
+        return engine.policy(ids, mask, torch.full((len(completion.ids),), completion.temperature))[
+            0
+        ]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_ragged_turns_with_kept_cache_agree_with_fresh_forwards(engine: HFEngine, temperature: float) -> None:
+def test_ragged_turns_with_kept_cache_agree_with_fresh_forwards(
+    engine: HFEngine, temperature: float
+) -> None:
     """Lessons cases 2 and 6: eight turns, ids bit for bit, log-probs within 1e-5 at every temperature."""
     rng = random.Random(1)
     live = prompts(12, temperature)
@@ -51,7 +56,9 @@ def test_ragged_turns_with_kept_cache_agree_with_fresh_forwards(engine: HFEngine
             assert c.temperature == (temperature or 1.0)
             assert torch.allclose(rescored(engine, p, c), torch.tensor(c.logprobs), atol=1e-5)
         live = [
-            replace(p, ids=CODEC.extend(p.ids + c.ids, "seen " * rng.randint(1, 6)), seed=100 * turn + i)
+            replace(
+                p, ids=CODEC.extend(p.ids + c.ids, "seen " * rng.randint(1, 6)), seed=100 * turn + i
+            )
             for i, (p, c) in enumerate(zip(live, done, strict=True))
         ]
         del live[::5]  # episodes end, others close up
@@ -98,7 +105,9 @@ def test_stops(engine: HFEngine) -> None:
     assert not cut.truncated
     assert text[2:5] in cut.text
     assert cut.ids == c.ids[: len(cut.ids)]
-    assert text[2:5] not in TOKENIZER.decode(cut.ids[:-1])  # the token that completed it is the last
+    assert text[2:5] not in TOKENIZER.decode(
+        cut.ids[:-1]
+    )  # the token that completed it is the last
     (short,) = engine.generate([replace(p, max_new_tokens=2)])
     assert short.truncated
     assert short.ids == c.ids[:2]
@@ -147,7 +156,9 @@ def test_grouped_prompts_are_run_once(engine: HFEngine) -> None:
     done = engine.generate([replace(p, seed=i, session=f"x{i}") for i in range(8)])
     assert seen[0] == 1
     for i, c in enumerate(done):
-        assert torch.allclose(rescored(engine, replace(p, seed=i), c), torch.tensor(c.logprobs), atol=1e-5)
+        assert torch.allclose(
+            rescored(engine, replace(p, seed=i), c), torch.tensor(c.logprobs), atol=1e-5
+        )
 
 
 def test_nothing_to_do(engine: HFEngine) -> None:

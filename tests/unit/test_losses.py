@@ -39,7 +39,9 @@ def batch(old: Tensor) -> TokenBatch:
     )
 
 
-def gradient(loss: TokenLoss, value: Tensor, old: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def gradient(
+    loss: TokenLoss, value: Tensor, old: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     logp = torch.tensor([-1.0, -1.2, -0.3, -2.0, -0.9], requires_grad=True)
     old = logp.detach() if old is None else old
     out = loss(batch(old), logp, value)

@@ -26,7 +26,9 @@ def test_search_example() -> None:
     control = [utility(True, 3, 4, 0.5), *[utility(False, 3, 4, 0.5)] * 3]
     delta, noise = gain(treated, control) or (0, 0)
     assert delta == pytest.approx(0.46875, abs=1e-12)
-    assert noise == pytest.approx(0.625**2 / 4 / 4, abs=1e-12)  # S_c^2 = .625^2 / 4, over 4; S_r^2 = 0
+    assert noise == pytest.approx(
+        0.625**2 / 4 / 4, abs=1e-12
+    )  # S_c^2 = .625^2 / 4, over 4; S_r^2 = 0
 
 
 def test_any_success_beats_any_failure() -> None:
@@ -34,12 +36,16 @@ def test_any_success_beats_any_failure() -> None:
     assert utility(False, 1, 50, 0.5) == 0
 
 
-@pytest.mark.parametrize(("treated", "control"), [([1.0], [0.0, 0.0]), ([1.0, 1.0], [0.0]), ([], [])])
+@pytest.mark.parametrize(
+    ("treated", "control"), [([1.0], [0.0, 0.0]), ([1.0, 1.0], [0.0]), ([], [])]
+)
 def test_one_outcome_is_no_gain(treated: list[float], control: list[float]) -> None:
     assert gain(treated, control) is None
 
 
-def drawn(seed: int, tasks: int, mean: float, spread: float, noise: float) -> list[tuple[float, float, float]]:
+def drawn(
+    seed: int, tasks: int, mean: float, spread: float, noise: float
+) -> list[tuple[float, float, float]]:
     """(theta, Delta, s^2) of tasks of one type."""
     rng = random.Random(seed)
     thetas = [rng.gauss(mean, spread) for _ in range(tasks)]
@@ -53,8 +59,11 @@ def test_moments_recover_mean_and_spread() -> None:
         shrinkage.update(type_sums(("a", d, s2) for _, d, s2 in drawn(update, 8, 0.1, 0.1, 0.2)))
         if update > 100:
             means.append(shrinkage.types["a"].mean)
-            taus.append(shrinkage.types["a"].second / shrinkage.types["a"].weight
-                        - shrinkage.types["a"].mean**2 - shrinkage.types["a"].noise / shrinkage.types["a"].weight)
+            taus.append(
+                shrinkage.types["a"].second / shrinkage.types["a"].weight
+                - shrinkage.types["a"].mean ** 2
+                - shrinkage.types["a"].noise / shrinkage.types["a"].weight
+            )
     assert fmean(means) == pytest.approx(0.1, abs=0.01)
     assert fmean(taus) == pytest.approx(0.01, abs=0.003)
 

@@ -29,26 +29,42 @@ CODEC = Codec(byte_tokenizer())
 
 
 def trajectory(task: Task, index: int, success: bool, stop: Stop = Stop.DONE) -> Trajectory:
-    turn = Turn((1, 2, 3), 1, Completion((4, 5), (-1.0, -1.0), "x", False, 0), "a", "", float(success), True)
+    turn = Turn(
+        (1, 2, 3), 1, Completion((4, 5), (-1.0, -1.0), "x", False, 0), "a", "", float(success), True
+    )
     return Trajectory(task, index, (turn,), success, float(success), stop, 4)
 
 
 def group(name: str, outcomes: str, kind: str = "a") -> RolloutGroup:
-    """"1" a success, "0" a failure, "e" a broken episode."""
+    """ "1" a success, "0" a failure, "e" a broken episode."""
     task = Task(name, "toy", kind, {})
-    made = [trajectory(task, i, o == "1", Stop.ERROR if o == "e" else Stop.DONE) for i, o in enumerate(outcomes)]
+    made = [
+        trajectory(task, i, o == "1", Stop.ERROR if o == "e" else Stop.DONE)
+        for i, o in enumerate(outcomes)
+    ]
     return RolloutGroup(task, tuple(made))
 
 
 def skill(g: RolloutGroup, invalid: str = "") -> Skill:
-    return Skill(g.trajectories[0], "look first, then answer", "procedural", invalid, (1, 2), Completion((6, 7, 8, 9), (-1.0,) * 4, "x", False, 0))
+    return Skill(
+        g.trajectories[0],
+        "look first, then answer",
+        "procedural",
+        invalid,
+        (1, 2),
+        Completion((6, 7, 8, 9), (-1.0,) * 4, "x", False, 0),
+    )
 
 
 def result(g: RolloutGroup, gain: float | None, noise: float | None = 0.01) -> ReplayResult:
-    return ReplayResult(skill(g), g.trajectories[:2], g.trajectories[2:], gain, noise if gain is not None else None)
+    return ReplayResult(
+        skill(g), g.trajectories[:2], g.trajectories[2:], gain, noise if gain is not None else None
+    )
 
 
-def iteration(groups: list[RolloutGroup], gains: list[float | None | str], update: int = 0) -> Iteration:
+def iteration(
+    groups: list[RolloutGroup], gains: list[float | str | None], update: int = 0
+) -> Iteration:
     """A gain per task; a string is the reason of an invalid skill."""
     it = Iteration(update, [g.task for g in groups], Metrics())
     it.groups = groups
@@ -102,7 +118,10 @@ def test_controls_are_the_other_half_without_broken_episodes() -> None:
 
 def test_success_first_is_an_ablation() -> None:
     algorithm = rsipo(split="success_first")
-    assert all(any(t.success for t in algorithm.halves(group(f"t{i}", "00000001"), 0)[0]) for i in range(30))
+    assert all(
+        any(t.success for t in algorithm.halves(group(f"t{i}", "00000001"), 0)[0])
+        for i in range(30)
+    )
 
 
 def test_rewards_are_centred_by_the_lagged_type_mean() -> None:
@@ -149,7 +168,9 @@ def test_omega_is_a_value_not_a_weight() -> None:
     assert it.trust == pytest.approx({"x": 1.5, "y": 0.2})
 
 
-@pytest.mark.parametrize(("gain", "omega"), [(-0.9, 0.0), (-0.5, 0.0), (0.0, 1.0), (0.2, 1.4), (0.5, 2.0), (0.9, 2.0)])
+@pytest.mark.parametrize(
+    ("gain", "omega"), [(-0.9, 0.0), (-0.5, 0.0), (0.0, 1.0), (0.2, 1.4), (0.5, 2.0), (0.9, 2.0)]
+)
 def test_trust_is_clipped(gain: float, omega: float) -> None:
     algorithm = rsipo(shrink=False)
     it = iteration([group("x", "10")], [gain])
@@ -158,7 +179,12 @@ def test_trust_is_clipped(gain: float, omega: float) -> None:
 
 
 def test_trust_waits_for_n_min_and_can_be_off() -> None:
-    for keys, expected in (({"n_min": 3}, 1.0), ({"n_min": 2}, 1.6), ({"trust": False}, 1.0), ({"trust_slope": 0.0}, 1.0)):
+    for keys, expected in (
+        ({"n_min": 3}, 1.0),
+        ({"n_min": 2}, 1.6),
+        ({"trust": False}, 1.0),
+        ({"trust_slope": 0.0}, 1.0),
+    ):
         algorithm = rsipo(shrink=False, **{"n_min": 1, **keys})
         it = iteration([group("x", "10"), group("y", "10")], [0.3, 0.1])
         algorithm.credit(it, algorithm.statistics(it))
@@ -186,7 +212,11 @@ def test_a_lost_gain_trusts_the_type_and_rewards_nothing() -> None:
 def test_skill_loss_is_a_mean_over_skills_of_token_means() -> None:
     algorithm = rsipo()
     it = iteration([group("x", "10"), group("y", "10")], [0.5, "bad"])
-    writers = [s.credits["writer"] for s in algorithm.credit(it, algorithm.statistics(it)) if "writer" in s.credits]
+    writers = [
+        s.credits["writer"]
+        for s in algorithm.credit(it, algorithm.statistics(it))
+        if "writer" in s.credits
+    ]
     assert [w.weight.tolist() for w in writers] == [[0.25] * 4] * 2
     assert [float(w.value[0]) for w in writers] == pytest.approx([0.5, -0.5])
 
@@ -202,7 +232,9 @@ def test_ablation_switches_change_what_is_asked_for() -> None:
     grpo = rsipo(trust=False, skill=0.0, distill=0.0)
     assert grpo.propose(it) == grpo.plan(it) == []
     replays = rsipo(replay_grpo=True)
-    assert len(replays.credit(it, replays.statistics(it))) == len(on.credit(it, on.statistics(it))) + 2
+    assert (
+        len(replays.credit(it, replays.statistics(it))) == len(on.credit(it, on.statistics(it))) + 2
+    )
 
 
 def test_state_round_trip() -> None:
@@ -225,7 +257,17 @@ def test_odd_or_small_groups_are_refused(size: int) -> None:
     RSIPO.check(RSIPOConfig(), RolloutSection(group=4))
 
 
-@pytest.mark.parametrize("bad", [{"gate": "soft"}, {"replays": 1}, {"length_penalty": 1.5}, {"distill": -1.0}, {"decay": 1.0}, {"noise": "x"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"gate": "soft"},
+        {"replays": 1},
+        {"length_penalty": 1.5},
+        {"distill": -1.0},
+        {"decay": 1.0},
+        {"noise": "x"},
+    ],
+)
 def test_bad_keys(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"algo.{next(iter(bad))}="):
         RSIPOConfig(**bad)  # type: ignore[arg-type]
