@@ -1,7 +1,9 @@
-"""What an algorithm is: a mapping from rollouts to per-token (stream, weight, value), and a table of streams.
+"""What an algorithm is: a mapping from rollouts to per-token (stream, weight, value), and a table
+of streams.
 
-An algorithm is a set of pure functions. It returns what should happen (skills to write, replays to play, rows to
-train); callbacks and the module do it. Nothing here knows an engine, an environment or Lightning.
+An algorithm is a set of pure functions. It returns what should happen (skills to write, replays to
+play, rows to train); callbacks and the module do it. Nothing here knows an engine, an environment
+or Lightning.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ C = TypeVar("C", bound=AlgorithmConfig)
 
 
 class Algorithm(ABC, Generic[C]):
-    """Base of all methods. Hooks are called once per iteration, in the order in which they stand here."""
+    """Base of all methods. Hooks are called once per iteration, in the order in which they stand
+    here.
+    """
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
 
@@ -71,7 +75,9 @@ class Algorithm(ABC, Generic[C]):
         return []
 
     def statistics(self, it: Iteration) -> Sums:
-        """Sums over this rank's tasks; the trainer adds them up over ranks. May read all but ``it.trust``."""
+        """Sums over this rank's tasks; the trainer adds them up over ranks. May read all but
+        ``it.trust``.
+        """
         return {}
 
     @abstractmethod

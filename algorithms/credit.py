@@ -14,9 +14,11 @@ def group_advantages(
 ) -> list[float]:
     """Group-relative advantages, one per trajectory (methods.md 1.5).
 
-    norm "mean_std": (score - mean) / (std + 1e-6) with the unbiased std; "mean": score - mean. stats "trajs": each
-    trajectory counts once; "steps": once per environment step, as in released code (parity only, lessons case 1).
-    A single trajectory has mean 0 and std 1; a group of equal scores has advantage 0.
+    norm "mean_std": (score - mean) / (std + 1e-6) with the unbiased std; "mean": score - mean.
+    stats "trajs": each trajectory counts once; "steps": once per environment step, as in released
+    code (parity only,
+    lessons case 1). A single trajectory has mean 0 and std 1; a group of equal scores has advantage
+    0.
 
     >>> [round(a, 3) for a in group_advantages([1, 1, 0, 0], [5, 8, 50, 50])]
     [0.866, 0.866, -0.866, -0.866]
@@ -35,10 +37,11 @@ def group_advantages(
 def actor_rows(
     group: RolloutGroup, advantages: Sequence[float], *, reduction: str, streams: Sequence[str]
 ) -> list[list[Sample]]:
-    """Rows of each scored trajectory, with its advantage on stream "actor" and value 1 on the other streams.
+    """Rows of each scored trajectory, with its advantage on stream "actor" and value 1 on the other
+    streams.
 
-    reduction "token_mean": weight 1 for each token; "seq_mean": 1 / tokens of the trajectory, so that each
-    trajectory counts once. Neither depends on how many rows a trajectory has.
+    reduction "token_mean": weight 1 for each token; "seq_mean": 1 / tokens of the trajectory, so
+    that each trajectory counts once. Neither depends on how many rows a trajectory has.
     """
     done = []
     for trajectory, advantage in zip(group.scored, advantages, strict=True):

@@ -70,7 +70,9 @@ class ReplayGains(L.Callback):
         )
         skills = []
         for request, prompt, ok in zip(requests, prompts, fits, strict=True):
-            if ok:  # an episode too long to be analysed has no skill: nothing was sampled, nothing is punished
+            # an episode too long to be analysed has no skill: nothing was sampled, nothing is
+            # punished
+            if ok:
                 completion = next(completions)
                 text, invalid = read_skill(completion.text)
                 if not invalid:

@@ -1,4 +1,6 @@
-"""RolloutCollector: tasks in, groups of trajectories out; keeps the engine's weights those of the policy."""
+"""RolloutCollector: tasks in, groups of trajectories out; keeps the engine's weights those of the
+policy.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _order(length: int, seed: int, epoch: int) -> list[int]:
 
 
 class RolloutCollector(L.Callback):
-    """First of the callbacks: opens the iteration and plays G rollouts of each of this rank's tasks."""
+    """First of the callbacks: opens the iteration and plays G rollouts of each of this rank's
+    tasks.
+    """
 
     def __init__(self, player: Player, tasks: Sequence[Task], config: RunConfig) -> None:
         self.player, self.tasks, self.config = player, tasks, config

@@ -48,7 +48,9 @@ class FitResult:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything that a run is made of; making it checks all that can be checked before work starts."""
+    """Everything that a run is made of; making it checks all that can be checked before work
+    starts.
+    """
 
     suite: TaskSuite
     codec: Codec
@@ -81,7 +83,9 @@ def parts(config: RunConfig) -> Parts:
 def fit(
     config: RunConfig, resume: str | Path | None = None, command: Sequence[str] = ()
 ) -> FitResult:
-    """Train; ``resume`` is a run folder, whose config ``config`` must be. Writes the run folder only once all is built."""
+    """Train; ``resume`` is a run folder, whose config ``config`` must be. Writes the run folder
+    only once all is built.
+    """
     began = time.perf_counter(), time.process_time()
     checkpoint = latest(Path(resume)) if resume else None
     made = parts(config)

@@ -1,7 +1,7 @@
 """PolicyModule hosts the policy and turns an Iteration into one update, for any algorithm.
 
-One Lightning epoch is one iteration and one training_step is one micro-batch, under automatic optimization: manual
-optimization drops gradients under DeepSpeed without a word (docs/design.md).
+One Lightning epoch is one iteration and one training_step is one micro-batch, under automatic
+optimization: manual optimization drops gradients under DeepSpeed without a word (docs/design.md).
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class PolicyModule(L.LightningModule):
             )
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Add no-grad log-probs of the current policy: ``old`` (if several steps follow), each teacher view, reference."""
+        """Add no-grad log-probs of the current policy: ``old`` (if several steps follow), each
+        teacher view, reference.
+        """
         scores: list[dict[str, Tensor]] = [dict(s.scores) for s in samples]
         whole = [(i, s.ids, s.mask, torch.arange(s.n)) for i, s in enumerate(samples)]
         if self.run_config.trainer.minibatches > 1:
@@ -130,7 +132,9 @@ class PolicyModule(L.LightningModule):
     def micro_batches(
         self, samples: Sequence[Sample], minibatches: int, micro: int
     ) -> list[MicroBatch]:
-        """Exactly minibatches * micro parts; denominators are those of each optimizer step, over all ranks."""
+        """Exactly minibatches * micro parts; denominators are those of each optimizer step, over
+        all ranks.
+        """
         order = sorted(samples, key=lambda s: len(s.ids))
         done = []
         for k in range(minibatches):
@@ -151,7 +155,9 @@ class PolicyModule(L.LightningModule):
     # ---- the update
 
     def training_step(self, micro: MicroBatch, batch_idx: int) -> Tensor:
-        """The objective, scaled so that what Lightning averages (micro-batches, ranks) becomes the stated sum."""
+        """The objective, scaled so that what Lightning averages (micro-batches, ranks) becomes the
+        stated sum.
+        """
         loss = self.objective(micro)
         if not torch.isfinite(loss):
             raise FloatingPointError(
@@ -177,7 +183,9 @@ class PolicyModule(L.LightningModule):
     def terms(
         self, batch: TokenBatch, logp: Tensor, denominators: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """coef * sum(weight * loss(value)) / sum(weight over all micro-batches and ranks), by stream."""
+        """coef * sum(weight * loss(value)) / sum(weight over all micro-batches and ranks), by
+        stream.
+        """
         done = {}
         for name, stream in self.streams.items():
             if name in batch.credits and denominators[name] > 0:

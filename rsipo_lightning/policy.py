@@ -1,4 +1,6 @@
-"""The trained language model: hidden states, vocabulary projection, log-probs of the trained tokens."""
+"""The trained language model: hidden states, vocabulary projection, log-probs of the trained
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TINY = Path(__file__).parent / "models" / "tiny"
 
 
 class Policy(nn.Module):
-    """A Hugging Face causal LM, called in two steps so that only trained tokens meet the vocabulary."""
+    """A Hugging Face causal LM, called in two steps so that only trained tokens meet the
+    vocabulary.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -46,8 +50,10 @@ class Policy(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of the masked tokens and entropies of their distributions.
 
-        ids [B, L] int64, mask [B, L] bool (never True at 0), temperature [N] -> two float32 tensors [N], row-major, nats, of the
-        distribution softmax(logits / temperature). Example: ids [[5, 6, 7]], mask [[F, F, T]] -> log p(7 | 5, 6).
+        ids [B, L] int64, mask [B, L] bool (never True at 0), temperature [N] -> two float32 tensors
+        [N], row-major, nats, of the distribution softmax(logits / temperature). Example: ids [[5,
+        6, 7]], mask [[F, F, T]] ->
+        log p(7 | 5, 6).
         """
         hidden = self.hidden(ids)[:, :-1][mask[:, 1:]]
         target = ids[:, 1:][mask[:, 1:]]
@@ -57,7 +63,9 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """body + output embeddings must be the whole model; some architectures scale or cap their logits."""
+        """body + output embeddings must be the whole model; some architectures scale or cap their
+        logits.
+        """
         ids = torch.arange(min(4, self.model.config.vocab_size), device=self.device)[None]
         whole = self.model(input_ids=ids).logits.float()
         if not torch.allclose(whole, self.logits(self.hidden(ids)), atol=1e-4, rtol=1e-3):

@@ -14,7 +14,9 @@ from rsipo_lightning.types import Prompt, Role, Skill, Stop, Task, Trajectory, T
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One episode to play. (update, task, role, index) keys its sampling noise together with the run's seed."""
+    """One episode to play. (update, task, role, index) keys its sampling noise together with the
+    run's seed.
+    """
 
     task: Task
     role: Role
@@ -65,7 +67,8 @@ class Player:
     ) -> list[Trajectory]:
         """One trajectory per job, same order. ``progress(n)``: n more episodes have ended.
 
-        An exception of an episode makes a trajectory with ``Stop.ERROR``; EnvironmentFault and EngineError are raised.
+        An exception of an episode makes a trajectory with ``Stop.ERROR``; EnvironmentFault and
+        EngineError are raised.
         """
         done: list[Trajectory] = []
         for begin in range(0, len(jobs), sampling.live):

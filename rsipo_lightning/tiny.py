@@ -1,8 +1,9 @@
-"""The tiny policy's tokenizer and architecture: small enough to learn on two CPU cores, reads any text.
+"""The tiny policy's tokenizer and architecture: small enough to learn on two CPU cores, reads any
+text.
 
-Byte-level BPE. A word of the built-in world, of ALFWorld's commands or of the scripted skills is one
-token, with and without a space before it: such words are entries without merges, which the BPE takes
-whole (``ignore_merges``). Everything else falls back to English merges and at last to bytes.
+Byte-level BPE. A word of the built-in world, of ALFWorld's commands or of the scripted skills is
+one token, with and without a space before it: such words are entries without merges, which the BPE
+takes whole (``ignore_merges``). Everything else falls back to English merges and at last to bytes.
 
     tokenizer = build_tokenizer()
     model = new_model(tokenizer, seed=0)      # random weights of the Qwen2 architecture
@@ -67,7 +68,9 @@ def vocabulary() -> list[str]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer; the same in every process of one Python version (its help texts teach the merges)."""
+    """The tokenizer; the same in every process of one Python version (its help texts teach the
+    merges).
+    """
     space = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = space

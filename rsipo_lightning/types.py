@@ -3,9 +3,10 @@
     Task -> Prompt -> Completion -> Turn -> Trajectory -> RolloutGroup
          -> SkillRequest -> Skill -> ReplayRequest -> ReplayResult -> Sample -> MicroBatch
 
-Convention, said once: value i belongs to token i, i.e. ``log p(ids[i] | ids[:i])``; position 0 is never trained.
-Letters in shapes: P prompt tokens, A sampled tokens of one turn, L tokens of one row, N sampled (trained) tokens
-of one row, G rollouts of one task, K replays of one skill.
+Convention, said once: value i belongs to token i, i.e. ``log p(ids[i] | ids[:i])``; position 0 is
+never trained. Letters in shapes: P prompt tokens, A sampled tokens of one turn, L tokens of one
+row, N sampled
+(trained) tokens of one row, G rollouts of one task, K replays of one skill.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled. These ids are what is trained, bit for bit; they are never re-tokenised."""
+    """What an engine sampled. These ids are what is trained, bit for bit; they are never
+    re-tokenised.
+    """
 
     ids: tuple[int, ...]  # (A,)
     logprobs: tuple[
@@ -100,7 +103,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode. ``score`` is what group statistics see: R minus penalty times the share of invalid turns."""
+    """One episode. ``score`` is what group statistics see: R minus penalty times the share of
+    invalid turns.
+    """
 
     task: Task
     index: int  # position in its group; part of the sampling key
@@ -120,7 +125,9 @@ class Trajectory:
 
     @property
     def scored(self) -> bool:
-        """False for an episode that broke: it has no reward (not a reward of 0) and leaves every statistic."""
+        """False for an episode that broke: it has no reward (not a reward of 0) and leaves every
+        statistic.
+        """
         return self.stop is not Stop.ERROR
 
 
@@ -176,7 +183,9 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Outcome of the execution check; ``gain`` is None where lost episodes leave too few to compare."""
+    """Outcome of the execution check; ``gain`` is None where lost episodes leave too few to
+    compare.
+    """
 
     skill: Skill
     treated: tuple[Trajectory, ...]  # (K,)
@@ -225,9 +234,11 @@ class Sample:
 
 
 class Iteration:
-    """The tray that one iteration is put on: each field is filled once, left to right, by exactly one owner.
+    """The tray that one iteration is put on: each field is filled once, left to right, by exactly
+    one owner.
 
-    A plain class: Lightning walks into dataclasses and tensors of a batch and would copy or cast them.
+    A plain class: Lightning walks into dataclasses and tensors of a batch and would copy or cast
+    them.
     """
 
     def __init__(self, update: int, tasks: list[Task], metrics: Metrics) -> None:
@@ -245,4 +256,5 @@ class MicroBatch:
 
     def __init__(self, samples: list[Sample], denominators: Mapping[str, float]) -> None:
         self.samples = samples
-        self.denominators = denominators  # {stream: sum of weights over all micro-batches of the update and all ranks}
+        # {stream: sum of weights over all micro-batches of the update and all ranks}
+        self.denominators = denominators

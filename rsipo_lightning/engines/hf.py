@@ -1,4 +1,6 @@
-"""Generation in this process with the policy itself: batched, KV cache kept across turns, ids in and ids out."""
+"""Generation in this process with the policy itself: batched, KV cache kept across turns, ids in
+and ids out.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ class HFConfig:
 class RaggedCache(Cache):
     """Keys and values as [rows, heads, capacity, dim] per layer; slot j of a row holds position j.
 
-    Rows have different lengths and nothing is ever moved: a token is written at its own position, and a query at
-    position p sees the slots up to p. What lies behind a row's end is stale and never visible.
+    Rows have different lengths and nothing is ever moved: a token is written at its own position,
+    and a query at position p sees the slots up to p. What lies behind a row's end is stale and
+    never visible.
     """
 
     def __init__(self) -> None:
@@ -67,7 +70,8 @@ class RaggedCache(Cache):
 class HFEngine:
     """``Engine`` over a Hugging Face model in this process.
 
-    The model is the trained policy itself, so syncing means raising the version and dropping the cache.
+    The model is the trained policy itself, so syncing means raising the version and dropping the
+    cache.
     """
 
     Config = HFConfig
@@ -128,7 +132,8 @@ class HFEngine:
             rows = [k[0] if k and s else 0 for k, s in zip(known, start, strict=True)]
             self._cache.select(torch.tensor(rows, device=device))
             return self._run([p.ids[s:] for p, s in zip(prompts, start, strict=True)], start)
-        self._drop()  # nothing to reuse: run each distinct prompt once, the G rollouts of a task share it
+        # nothing to reuse: run each distinct prompt once, the G rollouts of a task share it
+        self._drop()
         first: dict[tuple[int, ...], int] = {}
         index = torch.tensor([first.setdefault(p.ids, len(first)) for p in prompts], device=device)
         hidden = self._run(list(first), [0] * len(first))
@@ -136,12 +141,15 @@ class HFEngine:
         return hidden[index]
 
     def _run(self, chunks: Sequence[tuple[int, ...]], start: Sequence[int]) -> Tensor:
-        """Forward of ragged chunks that begin at ``start``; hidden states [B, D] at the last token of each chunk."""
+        """Forward of ragged chunks that begin at ``start``; hidden states [B, D] at the last token
+        of each chunk.
+        """
         device = self.policy.device
         lengths = torch.tensor([len(c) for c in chunks], device=device)
         longest = int(lengths.max())
         ids = torch.tensor([c + (0,) * (longest - len(c)) for c in chunks], device=device)
-        # padding writes behind the row's end, where later tokens overwrite it before anything looks there
+        # padding writes behind the row's end, where later tokens overwrite it before anything looks
+        # there
         positions = torch.tensor(start, device=device)[:, None] + torch.arange(
             longest, device=device
         )
@@ -235,7 +243,8 @@ def _uniforms(prompt: Prompt, count: int) -> Tensor:
 def _sample(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse-CDF sampling of [B, V] logits with one uniform [B] each; tokens and log-probs [B].
 
-    The log-prob is that of softmax(logits / T), the distribution that was sampled; greedy rows (T = 0) report T = 1.
+    The log-prob is that of softmax(logits / T), the distribution that was sampled; greedy rows (T =
+    0) report T = 1.
     """
     greedy = temperature == 0
     logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)

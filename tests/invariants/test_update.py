@@ -118,7 +118,9 @@ MAKE: dict[str, Callable[[], Algorithm]] = {
 
 @pytest.mark.parametrize("name", MAKE)
 def test_micro_batches_order_and_padding_do_not_matter(name: str) -> None:
-    """Lessons case 4: gradient of 1, 2, 3, 50 micro-batches (some empty), shuffled rows, one row at a time."""
+    """Lessons case 4: gradient of 1, 2, 3, 50 micro-batches (some empty), shuffled rows, one row at
+    a time.
+    """
     policy, reference = policies()
     m = module(MAKE[name](), iteration(policy), policy, reference)
     samples = rows_of(m)
@@ -181,7 +183,9 @@ def test_broken_episodes_leave_statistics_and_loss() -> None:
 
 
 def test_engine_and_trainer_agree_and_the_empty_teacher_is_the_student() -> None:
-    """fp32: engine log-probs == trainer's within 1e-5; a view without a skill scores as the student does."""
+    """fp32: engine log-probs == trainer's within 1e-5; a view without a skill scores as the student
+    does.
+    """
     policy, reference = policies()
     m = module(MAKE["grpo"](), iteration(policy), policy, reference)
     samples = m.algorithm.credit(m.iteration, {})
@@ -205,7 +209,9 @@ def test_rsipo_with_its_terms_off_is_grpo() -> None:
 
 
 def test_teacher_scores_belong_to_the_skill_prompt() -> None:
-    """The teacher view is exactly the prompt that a replay acts on: ids with the section at the anchor."""
+    """The teacher view is exactly the prompt that a replay acts on: ids with the section at the
+    anchor.
+    """
     policy, reference = policies()
     m = module(MAKE["rsipo"](), iteration(policy), policy, reference)
     group, skill = m.iteration.groups[0], m.iteration.skills[0]

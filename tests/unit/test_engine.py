@@ -46,7 +46,9 @@ def rescored(engine: HFEngine, prompt: Prompt, completion: Completion) -> torch.
 def test_ragged_turns_with_kept_cache_agree_with_fresh_forwards(
     engine: HFEngine, temperature: float
 ) -> None:
-    """Lessons cases 2 and 6: eight turns, ids bit for bit, log-probs within 1e-5 at every temperature."""
+    """Lessons cases 2 and 6: eight turns, ids bit for bit, log-probs within 1e-5 at every
+    temperature.
+    """
     rng = random.Random(1)
     live = prompts(12, temperature)
     for turn in range(8):
@@ -86,7 +88,9 @@ def test_noise_does_not_depend_on_the_batch(engine: HFEngine) -> None:
 
 
 def test_samples_follow_the_distribution(engine: HFEngine) -> None:
-    """5,000 first tokens: the observed mean log-prob is minus the entropy within four standard errors."""
+    """5,000 first tokens: the observed mean log-prob is minus the entropy within four standard
+    errors.
+    """
     (p,) = prompts(1)
     done = engine.generate([replace(p, seed=i, max_new_tokens=1, session="") for i in range(5000)])
     with torch.no_grad():

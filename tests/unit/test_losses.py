@@ -54,7 +54,9 @@ OMEGA = torch.tensor([1.0, 0.5, 2.0, 0.0, 1.3])
 
 
 def test_gated_distillation() -> None:
-    """Gradient -omega g: only the gate's value depends on the teacher, and nothing flows through it."""
+    """Gradient -omega g: only the gate's value depends on the teacher, and nothing flows through
+    it.
+    """
     out, grad, logp = gradient(gated_distillation(5.0), OMEGA)
     gate = torch.sigmoid(5 * (TEACHER - logp))
     assert torch.allclose(grad, -OMEGA * gate)
@@ -101,7 +103,9 @@ def test_on_policy_surrogate_is_the_policy_gradient() -> None:
 
 
 def test_clipping() -> None:
-    """Ratio 1.5: no gradient for A > 0, full for A < 0; ratio 5 with A < 0: the dual clip holds at 3."""
+    """Ratio 1.5: no gradient for A > 0, full for A < 0; ratio 5 with A < 0: the dual clip holds at
+    3.
+    """
     logp = torch.tensor([-1.0, -1.2, -0.3, -2.0, -0.9])
     old = logp - torch.tensor([1.5, 1.5, 0.5, 5.0, 1.0]).log()
     value = torch.tensor([1.0, -1.0, -1.0, -1.0, 2.0])

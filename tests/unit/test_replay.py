@@ -53,7 +53,9 @@ def drawn(
 
 
 def test_moments_recover_mean_and_spread() -> None:
-    """Monte Carlo: over many updates m and tau^2 approach the truth although noise is twice the spread."""
+    """Monte Carlo: over many updates m and tau^2 approach the truth although noise is twice the
+    spread.
+    """
     shrinkage, means, taus = Shrinkage(0.98), [], []
     for update in range(600):
         shrinkage.update(type_sums(("a", d, s2) for _, d, s2 in drawn(update, 8, 0.1, 0.1, 0.2)))

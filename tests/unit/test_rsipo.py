@@ -80,7 +80,9 @@ def rsipo(**keys: object) -> RSIPO:
 
 
 def test_split_does_not_look_at_outcomes_and_is_fair() -> None:
-    """The same halves whatever the outcomes; over many tasks each rollout is evidence half of the time."""
+    """The same halves whatever the outcomes; over many tasks each rollout is evidence half of the
+    time.
+    """
     algorithm, counts = rsipo(), Counter[int]()
     for i in range(400):
         a = algorithm.halves(group(f"t{i}", "11110000"), 3)
@@ -125,7 +127,9 @@ def test_success_first_is_an_ablation() -> None:
 
 
 def test_rewards_are_centred_by_the_lagged_type_mean() -> None:
-    """First occurrence: leave-one-out mean of the type in the batch, 0 if alone; then the mean before the update."""
+    """First occurrence: leave-one-out mean of the type in the batch, 0 if alone; then the mean
+    before the update.
+    """
     algorithm = rsipo(invalid_penalty=0.5)
     groups = [group("x", "10"), group("y", "10"), group("z", "10", "b"), group("w", "10", "b")]
     it = iteration(groups, [0.5, 0.1, 0.3, "too short"])
@@ -192,7 +196,9 @@ def test_trust_waits_for_n_min_and_can_be_off() -> None:
 
 
 def test_shrunk_trust() -> None:
-    """Gains .5, .1 with s^2 = .01: m .3, M2 .13, tau^2 = .13 - .09 - .01 = .03, B = .75, g = .45, .15."""
+    """Gains .5, .1 with s^2 = .01: m .3, M2 .13, tau^2 = .13 - .09 - .01 = .03, B = .75, g = .45,
+    .15.
+    """
     algorithm = rsipo()
     it = iteration([group("x", "10"), group("y", "10")], [0.5, 0.1])
     algorithm.credit(it, algorithm.statistics(it))
