@@ -136,8 +136,13 @@ def members(group: str) -> list[str]:
 
 def component(group: str, name: str) -> str:
     """Registered name behind a member of a group: ``use`` of its YAML, else the name itself."""
-    path = _configs() / group / f"{name}.yaml"
+    path = yaml_file(group, name)
     return str(_read(path).get("use", name)) if path.exists() else name
+
+
+def yaml_file(group: str, name: str) -> Path:
+    """Where the YAML of a member is, if it has one."""
+    return _configs() / group / f"{name}.yaml"
 
 
 def to_yaml(config: RunConfig, origins: Mapping[str, str] | None = None) -> str:
@@ -170,8 +175,8 @@ def _have(group: str) -> str:
 
 def _patches(groups: Mapping[str, str]) -> list[Path]:
     """YAML files of the chosen members, each a patch of the whole tree, lowest first."""
-    paths = [_configs() / group / f"{name}.yaml" for group, name in groups.items()]
-    tuned = _configs() / "tuned" / f"{groups['model']}-{groups['env']}" / f"{groups['algo']}.yaml"
+    paths = [yaml_file(group, name) for group, name in groups.items()]
+    tuned = yaml_file(f"tuned/{groups['model']}-{groups['env']}", groups["algo"])
     return [path for path in [*paths, tuned] if path.exists()]
 
 
