@@ -102,6 +102,11 @@ def latest(run: Path) -> Path:
     return found[-1]
 
 
+def updates_of(checkpoint: Path) -> int:
+    """Updates made before a checkpoint was written, from its name."""
+    return int(checkpoint.stem.removeprefix("update-"))
+
+
 def saved(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     numbered = [

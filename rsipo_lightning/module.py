@@ -58,6 +58,8 @@ class PolicyModule(L.LightningModule):
         """credit -> reduce -> score -> shape -> split."""
         self._started = time.perf_counter()
         it, trainer = self.iteration, self.run_config.trainer
+        for name in (*self.streams, "total"):
+            it.metrics.total(f"loss/{name}", 0.0)  # also where no row has the stream
         self._check_fresh(it)
         sums = sum_over_ranks(self.algorithm.statistics(it))
         samples = self.score(self.algorithm.credit(it, sums))
@@ -227,10 +229,14 @@ class PolicyModule(L.LightningModule):
             )
         self.iteration.metrics.mean("optim/grad_norm", float(norm))
 
-    def on_train_epoch_end(self) -> None:
-        """Record the time of credit, scoring and training."""
-        self.iteration.metrics.mean("time/update_s", time.perf_counter() - self._started)
+    def close_update(self) -> float:
+        """Forget the micro-batches; seconds that credit, scoring and training took.
+
+        Called by the first callback: Lightning runs this module's own on_train_epoch_end after
+        the callbacks', when the metrics have been written.
+        """
         self._parts = []
+        return time.perf_counter() - self._started
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW on all parameters."""
