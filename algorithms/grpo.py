@@ -1,6 +1,7 @@
 """GRPO: group-relative policy optimisation (methods.md 1.5, 1.6, 5.3).
 
-rollouts -> advantage of each trajectory within its group -> clipped surrogate + k3 to the reference - entropy.
+rollouts -> advantage of each trajectory within its group -> clipped surrogate + k3 to the reference
+- entropy.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rsipo_lightning.algorithms.base import Algorithm, AlgorithmConfig, C, Stream, Sums, active
-from rsipo_lightning.algorithms.credit import actor_rows, group_advantages, one_of, within
+from rsipo_lightning.algorithms.credit import actor_rows, group_advantages
 from rsipo_lightning.algorithms.losses import k3_to_reference, negative_entropy, surrogate
+from rsipo_lightning.checks import one_of, within
 from rsipo_lightning.types import Iteration, RolloutGroup, Sample
 
 

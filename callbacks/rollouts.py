@@ -1,4 +1,6 @@
-"""RolloutCollector: tasks in, groups of trajectories out; keeps the engine's weights those of the policy."""
+"""RolloutCollector: tasks in, groups of trajectories out; keeps the engine's weights those of the
+policy.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from rsipo_lightning.callbacks.progress import progress_of
 from rsipo_lightning.callbacks.rollout_stats import add_rollouts
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import EnvironmentFault
-from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
+from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.types import Iteration, Role, RolloutGroup, Task, Trajectory
 
@@ -43,7 +45,9 @@ def _order(length: int, seed: int, epoch: int) -> list[int]:
 
 
 class RolloutCollector(L.Callback):
-    """First of the callbacks: opens the iteration and plays G rollouts of each of this rank's tasks."""
+    """First of the callbacks: opens the iteration and plays G rollouts of each of this rank's
+    tasks.
+    """
 
     def __init__(self, player: Player, tasks: Sequence[Task], config: RunConfig) -> None:
         self.player, self.tasks, self.config = player, tasks, config
@@ -56,13 +60,16 @@ class RolloutCollector(L.Callback):
         """Fill ``iteration.groups``."""
         started = time.perf_counter()
         rollout, update = self.config.rollout, pl_module.version
-        tasks = task_batch(self.tasks, self.config.seed, update, rollout.tasks)[trainer.global_rank :: trainer.world_size]
+        tasks = task_batch(self.tasks, self.config.seed, update, rollout.tasks)[
+            trainer.global_rank :: trainer.world_size
+        ]
         it = Iteration(update, tasks, Metrics())
         pl_module.iteration = it
         jobs = [Job(task, Role.STUDENT, i, update) for task in tasks for i in range(rollout.group)]
         played = shown(trainer, "rollout", self.player, jobs, sampling(self.config))
         it.groups = [
-            RolloutGroup(task, tuple(played[k * rollout.group : (k + 1) * rollout.group])) for k, task in enumerate(tasks)
+            RolloutGroup(task, tuple(played[k * rollout.group : (k + 1) * rollout.group]))
+            for k, task in enumerate(tasks)
         ]
         add_rollouts(it.metrics, it.groups)
         it.metrics.mean("time/rollout_s", time.perf_counter() - started)

@@ -48,7 +48,9 @@ class FitResult:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything that a run is made of; making it checks all that can be checked before work starts."""
+    """Everything that a run is made of; making it checks all that can be checked before work
+    starts.
+    """
 
     suite: TaskSuite
     codec: Codec
@@ -62,30 +64,44 @@ def parts(config: RunConfig) -> Parts:
     algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
     algorithm_class.check(config.algo, config.rollout)
     codec = Codec(load_tokenizer(config.model.path))
-    suite: TaskSuite = registry.load("environments", component("env", config.groups["env"]))(config.env, config.seed)
+    suite: TaskSuite = registry.load("environments", component("env", config.groups["env"]))(
+        config.env, config.seed
+    )
     for split in ("train", "test") if config.eval.episodes else ("train",):
         if not len(suite.tasks(split)):
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     policy = Policy(load_model(config.model.path, config.model.dtype))
-    engine = registry.load("engines", component("engine", config.groups["engine"]))(policy, codec.tokenizer)
+    engine = registry.load("engines", component("engine", config.groups["engine"]))(
+        policy, codec.tokenizer
+    )
     player = Player(suite, engine, codec)
     return Parts(suite, codec, policy, player, algorithm_class(config.algo, config.seed, codec))
 
 
-def fit(config: RunConfig, resume: str | Path | None = None, command: Sequence[str] = ()) -> FitResult:
-    """Train; ``resume`` is a run folder, whose config ``config`` must be. Writes the run folder only once all is built."""
+def fit(
+    config: RunConfig, resume: str | Path | None = None, command: Sequence[str] = ()
+) -> FitResult:
+    """Train; ``resume`` is a run folder, whose config ``config`` must be. Writes the run folder
+    only once all is built.
+    """
     began = time.perf_counter(), time.process_time()
     checkpoint = latest(Path(resume)) if resume else None
     made = parts(config)
-    folder = RunFolder.open(Path(resume)) if resume else RunFolder.create(config, command, made.suite.describe())
+    folder = (
+        RunFolder.open(Path(resume))
+        if resume
+        else RunFolder.create(config, command, made.suite.describe())
+    )
     console = Console()
     reference = _reference(made)
     module = PolicyModule(made.policy, made.algorithm, config, made.player, reference)
     interrupt = Interrupt()
     transcripts = Transcripts(folder.path, config.log.groups)
-    evaluation = Evaluation(made.suite, folder.path, config.eval, on_groups=transcripts.write_evaluation)
+    evaluation = Evaluation(
+        made.suite, folder.path, config.eval, on_groups=transcripts.write_evaluation
+    )
     metrics_csv = folder.metrics_csv()
     display = [Progress(config.trainer.updates, console)] if config.log.progress else []
     callbacks: list[L.Callback] = [
@@ -131,7 +147,10 @@ def fit(config: RunConfig, resume: str | Path | None = None, command: Sequence[s
         folder.finish({"updates": module.version}, wall, cpu)
         if evaluation.after or evaluation.before:
             console.print(table(evaluation.before, evaluation.after))
-        console.print(f"{module.version} updates, {wall:.0f} s ({cpu:.0f} CPU s). Run folder: {folder.path}", soft_wrap=True)
+        console.print(
+            f"{module.version} updates, {wall:.0f} s ({cpu:.0f} CPU s). Run folder: {folder.path}",
+            soft_wrap=True,
+        )
     return result
 
 
@@ -147,4 +166,6 @@ def test(config: RunConfig, split: str, episodes: int | None) -> EvalResult:
     made = parts(config)
     module = PolicyModule(made.policy, made.algorithm, config, made.player)
     tasks = choose(made.suite, split, episodes or len(made.suite.tasks(split)))
-    return evaluate(made.suite, tasks, module.play, split=split, temperature=config.eval.temperature)
+    return evaluate(
+        made.suite, tasks, module.play, split=split, temperature=config.eval.temperature
+    )

@@ -1,28 +1,38 @@
-"""The keys of a run. A default is written once, here or in the Config of the component; YAML says only what differs.
-
-This module imports no torch: ``--help``, ``--list`` and ``--print-config`` answer at once.
-"""
+"""The keys of a run. A default is written once, here or in the Config of the component."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from rsipo_lightning.checks import above, at_least, one_of, within
+from rsipo_lightning.errors import ConfigError
+
 
 @dataclass
 class RunSection:
+    """Where the run is written."""
+
     root: str = "runs"  # parent of <env>/<algo>/<time>-s<seed>/
     dir: str | None = None  # fixes the folder instead; must not exist
 
 
 @dataclass
 class ModelSection:
-    path: str = "tiny"  # "tiny" (shipped with the package), a folder, or a hub name: any Hugging Face causal LM
+    """The policy."""
+
+    # "tiny" (shipped with the package), a folder, or a hub name: any Hugging Face causal LM
+    path: str = "tiny"
     dtype: str = "float32"  # float32 | bfloat16; log-probs are float32 always
+
+    def __post_init__(self) -> None:
+        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
 
 
 @dataclass
 class TrainerSection:
+    """How long and on what it is trained."""
+
     updates: int = 30  # optimizer iterations
     devices: int = 1  # ranks on this node
     accelerator: str = "auto"
@@ -31,17 +41,33 @@ class TrainerSection:
     micro_batches: int = 4  # forwards of one optimizer step and rank; never changes the step
     threads: int = 0  # torch threads; 0 leaves torch's choice
 
+    def __post_init__(self) -> None:
+        for name in ("updates", "devices", "minibatches", "micro_batches"):
+            at_least(f"trainer.{name}", getattr(self, name), 1)
+        at_least("trainer.threads", self.threads, 0)
+
 
 @dataclass
 class OptimSection:
+    """AdamW."""
+
     lr: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
     clip: float = 1.0  # global gradient norm; 0 is off
 
+    def __post_init__(self) -> None:
+        above("optim.lr", self.lr, 0)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optim.betas={list(self.betas)}: must both be in [0, 1)")
+        at_least("optim.weight_decay", self.weight_decay, 0)
+        at_least("optim.clip", self.clip, 0)
+
 
 @dataclass
 class RolloutSection:
+    """What is sampled in one update."""
+
     tasks: int = 16  # per update, over all ranks
     group: int = 8  # G, rollouts of one task
     temperature: float = 1.0
@@ -51,32 +77,57 @@ class RolloutSection:
     live: int = 128  # episodes played at once, bounds the KV cache
     max_error_frac: float = 0.2  # more broken episodes than this stop the run
 
+    def __post_init__(self) -> None:
+        for name in ("tasks", "group", "max_new_tokens", "max_skill_tokens", "context", "live"):
+            at_least(f"rollout.{name}", getattr(self, name), 1)
+        above("rollout.temperature", self.temperature, 0)
+        within("rollout.max_error_frac", self.max_error_frac, 0, 1)
+
 
 @dataclass
 class EvalSection:
+    """Looks at tasks that are not trained on."""
+
     episodes: int = 500  # fresh test tasks before and after training; 0 is off
     every: int = 10  # updates between looks at the validation tasks; 0 is off
     val_episodes: int = 128
-    temperature: float = 0.4
+    temperature: float = 0.4  # 0 is greedy
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "every", "temperature"):
+            at_least(f"eval.{name}", getattr(self, name), 0)
+        at_least("eval.val_episodes", self.val_episodes, 1)
 
 
 @dataclass
 class CheckpointSection:
+    """What a stopped run goes on from."""
+
     every: int = 1  # updates
     keep: int = 2  # newest ones; checkpoint 0 is written before update 1
+
+    def __post_init__(self) -> None:
+        at_least("checkpoint.every", self.every, 1)
+        at_least("checkpoint.keep", self.keep, 1)
 
 
 @dataclass
 class LogSection:
+    """What a run shows, and keeps to be read."""
+
     groups: int = 2  # groups per update whose transcripts are written in full
     progress: bool = True
+
+    def __post_init__(self) -> None:
+        at_least("log.groups", self.groups, 0)
 
 
 @dataclass
 class RunConfig:
-    """A whole run. ``algo``, ``env`` and ``engine`` are instances of the chosen component's Config."""
+    """A whole run. ``algo``, ``env`` and ``engine``: instances of the chosen component's Config."""
 
-    groups: dict[str, str] = field(default_factory=dict)  # {"algo": "rsipo", "env": "search", ...}: what was chosen
+    # {"algo": "rsipo", "env": "search", ...}: what was chosen
+    groups: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     run: RunSection = field(default_factory=RunSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -89,3 +140,6 @@ class RunConfig:
     algo: Any = None
     env: Any = None
     engine: Any = None
+
+    def __post_init__(self) -> None:
+        within("seed", self.seed, 0, 2**32 - 1)  # numpy takes no other

@@ -40,15 +40,21 @@ def names(kind: str) -> list[str]:
     return sorted(_table(kind))
 
 
-def load(kind: str, name: str) -> Any:
-    """The class registered under ``name``. Unknown or unimportable: PluginError."""
+def target(kind: str, name: str) -> str:
+    """The import string ``module:Class`` registered under ``name``. Unknown: PluginError."""
     table = _table(kind)
     if name not in table:
         raise PluginError(f"no {kind[:-1]} '{name}'{did_you_mean(name, table)}")
-    module, _, attribute = table[name].partition(":")
+    return table[name]
+
+
+def load(kind: str, name: str) -> Any:
+    """The class registered under ``name``. Unknown or unimportable: PluginError."""
+    found = target(kind, name)
+    module, _, attribute = found.partition(":")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise PluginError(
-            f"{kind[:-1]} '{name}' ({table[name]}) cannot be imported: {error}"
+            f"{kind[:-1]} '{name}' ({found}) cannot be imported: {error}"
         ) from error

@@ -1,0 +1,142 @@
+"""``rsipo-fit`` and ``rsipo-eval``: flags in, exit code out.
+
+Exit codes: 0 done; 2 cannot start, one line says why and nothing was written; 75 stopped with a
+checkpoint; 130 Ctrl-C. Any other exception keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
+
+from rsipo_lightning.errors import ConfigError, DataError, RsipoError
+
+CANNOT_START, STOPPED, INTERRUPTED = 2, 75, 130
+
+
+def fit_main(argv: Sequence[str] | None = None) -> int:
+    """Train: ``rsipo-fit --algo A --env E [key=value ...]``. Returns the exit code."""
+    return _guard("rsipo-fit", _fit, sys.argv[1:] if argv is None else list(argv))
+
+
+def eval_main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate: ``rsipo-eval RUN_OR_MODEL_DIR [key=value ...]``. Returns the exit code."""
+    return _guard("rsipo-eval", _eval, sys.argv[1:] if argv is None else list(argv))
+
+
+main = fit_main
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are exceptions of ours, so that they end in one line like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Flags and words in any order. ConfigError for a flag that does not exist."""
+        flags, unknown = self.parse_known_intermixed_args(argv)
+        if unknown:
+            close = get_close_matches(unknown[0].split("=")[0], self._option_string_actions, n=1)
+            hint = f"did you mean {close[0]}?" if close else "--help shows all"
+            raise ConfigError(f"no flag {unknown[0]}; {hint}")
+        return flags
+
+
+def _fit(argv: list[str]) -> int:
+    parser = _Parser(
+        "rsipo-fit",
+        allow_abbrev=False,
+        description="Train a policy. A run writes <run.root>/<env>/<algo>/<time>-s<seed>/.",
+        epilog="example: rsipo-fit --algo rsipo --env search seed=1 trainer.updates=10",
+    )
+    add = parser.add_argument
+    add("--algo", metavar="A", help="algorithm: rsipo, grpo, ... (see --list)")
+    add("--env", metavar="E", help="environment: search, ...")
+    add("--model", metavar="M", help="preset of the policy (default: tiny)")
+    add("--trainer", metavar="T", help="preset of devices and strategy (default: auto)")
+    add("--engine", metavar="X", help="what generates (default: hf)")
+    add("--config", metavar="FILE", help="YAML with any keys, e.g. config.yaml of an earlier run")
+    add("--resume", metavar="RUN", help="go on with the run in this folder")
+    add("--print-config", action="store_true", help="show every value and its source, and exit")
+    add("--list", action="store_true", help="show what the flags can name, and exit")
+    add("overrides", nargs="*", metavar="key=value", help="any key that --print-config shows")
+    args = parser.read(argv)
+
+    if args.list:
+        from rsipo_lightning.listing import listing
+
+        print(listing(), end="")
+        return 0
+    from rsipo_lightning.composing import compose_with_origins, to_yaml
+    from rsipo_lightning.run_folder import RunFolder, check_writable
+
+    flags = {group: getattr(args, group) for group in ("algo", "env", "model", "trainer", "engine")}
+    source = args.config
+    if args.resume:
+        if given := [f"--{name}" for name, value in flags.items() if value] + (
+            ["--config"] if args.config else []
+        ):
+            raise ConfigError(f"--resume takes these from the run: leave out {', '.join(given)}")
+        source = RunFolder.open(args.resume).config_file
+    composed = compose_with_origins(flags, source, args.overrides)
+    if args.print_config:
+        print(to_yaml(composed.config, composed.origins), end="")
+        return 0
+    if not args.resume:
+        check_writable(composed.config)
+    from rsipo_lightning import build
+
+    build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
+    return 0
+
+
+def _eval(argv: list[str]) -> int:
+    parser = _Parser(
+        "rsipo-eval",
+        allow_abbrev=False,
+        description="Success of the policy of a run, or of any model folder, on tasks.",
+        epilog="example: rsipo-eval runs/search/rsipo/TIME-s0 --episodes 500 env.questions=FILE",
+    )
+    add = parser.add_argument
+    add("--env", metavar="E", help="environment (default: the run's)")
+    add("--model", metavar="M", help="preset for a folder that is no run (default: tiny)")
+    add("--split", metavar="S", help="train, val or test (default: test)")
+    add("--episodes", metavar="N", type=int, help="tasks to play (default: eval.episodes)")
+    add("path", metavar="RUN_OR_MODEL_DIR", help="folder of a run, or one with a config.json")
+    add("overrides", nargs="*", metavar="key=value", help="any key of rsipo-fit --print-config")
+    args = parser.read(argv)
+    from rsipo_lightning.composing import compose
+    from rsipo_lightning.run_folder import CONFIG
+
+    path = Path(args.path)
+    if args.episodes is not None and args.episodes < 1:
+        raise ConfigError(f"--episodes {args.episodes}: must be at least 1")
+    if (path / CONFIG).is_file():
+        config = compose(
+            env=args.env, model=args.model, config=path / CONFIG, overrides=args.overrides
+        )
+    elif (path / "config.json").is_file():
+        # A folder that is no run names no algorithm; GRPO shows the policy the bare task.
+        config = compose(algo="grpo", env=args.env, model=args.model, overrides=args.overrides)
+    else:
+        raise DataError(f"{path} is neither the folder of a run ({CONFIG}) nor of a model")
+    from rsipo_lightning import build
+
+    build.evaluate(path, config, split=args.split, episodes=args.episodes)
+    return 0
+
+
+def _guard(program: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
+    try:
+        return work(argv)
+    except (RsipoError, KeyboardInterrupt) as error:
+        notes = getattr(error, "__notes__", [])  # of RunFolder.resumable: work had started
+        interrupted = isinstance(error, KeyboardInterrupt)
+        text = "stopped by Ctrl-C" if interrupted else f"error: {error}"
+        print(f"{program}: {'; '.join([text, *notes])}", file=sys.stderr)
+        return INTERRUPTED if interrupted else STOPPED if notes else CANNOT_START

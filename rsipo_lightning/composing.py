@@ -1,0 +1,294 @@
+"""``compose``: from flags, YAML files and key=value to a RunConfig, with the origin of each value.
+
+YAML says only what differs from the dataclasses. A file configs/<group>/<name>.yaml is a patch of
+the whole tree; its key ``use`` names the registered component if that is not the file's stem.
+This module imports no torch by itself: the chosen algorithm may.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rsipo_lightning import registry
+from rsipo_lightning.config import RunConfig
+from rsipo_lightning.errors import ConfigError, PluginError, did_you_mean
+
+
+class Group(NamedTuple):
+    """A choice by flag."""
+
+    kind: str  # as it is called in messages; with an s, the registry's kind
+    default: str | None
+
+
+# In the order in which their YAML is applied: later ones win.
+GROUPS = {
+    "model": Group("model", "tiny"),
+    "env": Group("environment", None),
+    "trainer": Group("trainer", "auto"),
+    "engine": Group("engine", "hf"),
+    "algo": Group("algorithm", None),
+}
+# Groups whose members are classes with a Config; the others are YAML alone.
+COMPONENTS = ("env", "engine", "algo")
+
+
+@dataclass
+class NoKeys:
+    """Config of a component that has none: any key is unknown."""
+
+
+class Composed(NamedTuple):
+    """A config and, for each of its keys, where the value came from."""
+
+    config: RunConfig
+    origins: dict[str, str]
+
+
+def compose(
+    *,
+    algo: str | None = None,
+    env: str | None = None,
+    model: str | None = None,
+    trainer: str | None = None,
+    engine: str | None = None,
+    config: str | PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+) -> RunConfig:
+    """The config of a run.
+
+    From the lowest to the highest: dataclass defaults, configs/model, env, trainer, engine, algo,
+    configs/tuned/<model>-<env>/<algo>.yaml, the file ``config``, ``overrides`` ("key=value").
+    A group that is not named is the one that the file names, else tiny, auto and hf.
+
+    >>> compose(algo="rsipo", env="search", overrides=["seed=1", "rollout.group=16"])
+
+    Raises ConfigError for a key, value or file, PluginError for a name, each naming the place.
+    """
+    flags = {"algo": algo, "env": env, "model": model, "trainer": trainer, "engine": engine}
+    return compose_with_origins(flags, config, overrides).config
+
+
+def compose_with_origins(
+    flags: Mapping[str, str | None],
+    config: str | PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Composed:
+    """What ``compose`` does, with the place that each value came from."""
+    file = _read(Path(config)) if config else {}
+    named = file.pop("groups", None) or {}
+    if not isinstance(named, Mapping):
+        raise ConfigError(f"groups must hold group: name ({config})")
+    if unknown := [group for group in named if group not in GROUPS]:
+        raise ConfigError(f"no group '{unknown[0]}'{did_you_mean(unknown[0], GROUPS)} ({config})")
+    groups: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    for group, (kind, default) in GROUPS.items():
+        name = flags.get(group) or named.get(group) or default
+        if name is None:
+            raise ConfigError(f"choose an {kind}: --{group} NAME{_have(group)}")
+        if name not in members(group):
+            raise PluginError(f"no {kind} '{name}'{did_you_mean(name, members(group))}")
+        groups[group] = name
+        origin = f"--{group}" if flags.get(group) else str(config) if group in named else "default"
+        origins[f"groups.{group}"] = origin
+        # A section that the file holds for another member says nothing of this one.
+        if named.get(group, name) != name:
+            file.pop(group, None)
+
+    tree: DictConfig = OmegaConf.structured(RunConfig(groups=groups))
+    for group in COMPONENTS:
+        loaded = registry.load(f"{GROUPS[group].kind}s", component(group, groups[group]))
+        try:
+            tree[group] = OmegaConf.structured(getattr(loaded, "Config", NoKeys))
+        except OmegaConfBaseException as error:
+            name = f"{GROUPS[group].kind} '{groups[group]}'"
+            raise PluginError(f"Config of {name}: {_one_line(error)}") from error
+    for path in _patches(groups):
+        patch = _read(path)
+        patch.pop("use", None)
+        _apply(tree, patch, f"configs/{path.relative_to(_configs())}", origins)
+    if config:
+        _apply(tree, file, str(config), origins)
+    for item in overrides:
+        _apply(tree, _parse(item), "command line", origins)
+    return Composed(_finish(tree, origins), origins)
+
+
+def members(group: str) -> list[str]:
+    """All names that ``--<group>`` takes: registered components and YAML files."""
+    stems = {path.stem for path in (_configs() / group).glob("*.yaml")}
+    if group in COMPONENTS:
+        stems |= set(registry.names(f"{GROUPS[group].kind}s"))
+    return sorted(stems)
+
+
+def component(group: str, name: str) -> str:
+    """Registered name behind a member of a group: ``use`` of its YAML, else the name itself."""
+    path = yaml_file(group, name)
+    return str(_read(path).get("use", name)) if path.exists() else name
+
+
+def yaml_file(group: str, name: str) -> Path:
+    """Where the YAML of a member is, if it has one."""
+    return _configs() / group / f"{name}.yaml"
+
+
+def to_yaml(config: RunConfig, origins: Mapping[str, str] | None = None) -> str:
+    """A text that ``--config`` takes; with ``origins``, each value says where it came from."""
+    lines = list(_lines(plain(config), "", origins))
+    width = max(len(line) for line, _ in lines)
+    return "".join(
+        f"{line:{width}}  # {origin}\n" if origin else f"{line}\n" for line, origin in lines
+    )
+
+
+def plain(value: Any) -> Any:
+    """The same in dicts, lists and scalars, as JSON and YAML know them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _configs() -> Path:
+    return Path(str(importlib.resources.files("rsipo_lightning.configs")))
+
+
+def _have(group: str) -> str:
+    return f" (have: {', '.join(members(group))})"
+
+
+def _patches(groups: Mapping[str, str]) -> list[Path]:
+    """YAML files of the chosen members, each a patch of the whole tree, lowest first."""
+    paths = [yaml_file(group, name) for group, name in groups.items()]
+    tuned = yaml_file(f"tuned/{groups['model']}-{groups['env']}", groups["algo"])
+    return [path for path in [*paths, tuned] if path.exists()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path))
+    except FileNotFoundError:
+        raise ConfigError(f"no config file {path}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} must hold keys and values, not a list")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _parse(item: str) -> dict[str, Any]:
+    key, equals, value = item.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"'{item}' is not key=value")
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.from_dotlist([item]))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: '{value}' is not a value: {_one_line(error)}") from error
+    assert isinstance(loaded, dict)
+    return {str(name): part for name, part in loaded.items()}
+
+
+def _apply(
+    tree: DictConfig, patch: Mapping[str, Any], source: str, origins: dict[str, str]
+) -> None:
+    """Write each leaf of ``patch`` into ``tree`` and its source into ``origins``."""
+    if "groups" in patch:
+        raise ConfigError("groups are chosen by flags: --model --env --trainer --engine --algo")
+    for key, section, name, value in list(_leaves(tree, patch, "", source)):
+        try:
+            OmegaConf.update(section, name, value, merge=False)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{key}={value}: {_one_line(error)} ({source})") from error
+        origins[key] = source
+
+
+def _leaves(
+    node: DictConfig, patch: Mapping[str, Any], prefix: str, source: str
+) -> Iterator[tuple[str, DictConfig, str, Any]]:
+    """(full key, its section, its name in it, value) of each leaf of a patch."""
+    for name, value in patch.items():
+        key = f"{prefix}{name}"
+        if name not in node:
+            raise ConfigError(f"no key '{key}'{_suggest(key, node._get_root())} ({source})")
+        if not is_dataclass(OmegaConf.get_type(node, name)):
+            yield key, node, name, value
+        elif isinstance(value, Mapping):
+            yield from _leaves(node[name], value, f"{key}.", source)
+        elif value is not None:  # a section whose lines are all comments is None
+            raise ConfigError(f"{key} is a section, set one of its keys: {key}.KEY ({source})")
+
+
+def _suggest(key: str, tree: Any) -> str:
+    known = list(_keys(tree, ""))
+    short = {full.rpartition(".")[2]: full for full in reversed(known)}
+    if full := short.get(key.rpartition(".")[2]):  # the right key in the wrong section, or in none
+        return f"; did you mean '{full}'?"
+    names = short | {full: full for full in known}
+    close = get_close_matches(key, names, n=1)
+    return f"; did you mean '{names[close[0]]}'?" if close else "; --print-config shows all keys"
+
+
+def _keys(node: DictConfig, prefix: str) -> Iterator[str]:
+    for name in map(str, node):
+        if is_dataclass(OmegaConf.get_type(node, name)):
+            yield from _keys(node[name], f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _finish(tree: DictConfig, origins: Mapping[str, str]) -> RunConfig:
+    """Plain dataclasses; their ``__post_init__`` checks the ranges."""
+    try:
+        config = OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        key = error.full_key or ""
+        raise ConfigError(f"{key}: {_one_line(error)}{_place(key, origins)}") from error
+    except (ValueError, TypeError) as error:  # of a plugin's own check too
+        text = _one_line(error)
+        raise ConfigError(f"{text}{_place(text.partition('=')[0], origins)}") from error
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def _place(key: str, origins: Mapping[str, str]) -> str:
+    return f" ({origins[key]})" if key in origins else ""
+
+
+def _one_line(error: Exception) -> str:
+    """First line of a message; YAML's with the place, which stands in its second."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem} in line {error.problem_mark.line + 1}"
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _lines(
+    values: Mapping[str, Any], prefix: str, origins: Mapping[str, str] | None
+) -> Iterator[tuple[str, str]]:
+    """(line, where the value came from) of each key, in the order of the dataclasses."""
+    indent = "  " * prefix.count(".")
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield f"{indent}{name}:", ""
+            yield from _lines(value, f"{prefix}{name}.", origins)
+        else:
+            text = yaml.safe_dump(
+                value, default_flow_style=True, allow_unicode=True, width=float("inf")
+            )
+            place = "" if origins is None else origins.get(f"{prefix}{name}", "default")
+            yield f"{indent}{name}: {text.strip().removesuffix('...').strip()}", place

@@ -1,0 +1,227 @@
+"""The folder of a run: where it is, what it was started with, and what came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rsipo_lightning.composing import plain, to_yaml
+from rsipo_lightning.config import RunConfig
+from rsipo_lightning.errors import CheckpointError, ConfigError, DataError, RsipoError
+
+CONFIG = "config.yaml"
+RECORD = "run.json"
+# Processes that Lightning starts for further ranks inherit it: all ranks share one folder.
+SHARED = "RSIPO_RUN_DIR"
+PACKAGES = (
+    "rsipo-lightning",
+    "torch",
+    "lightning",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "omegaconf",
+    "torchmetrics",
+    "tensorboard",
+    "bm25s",
+    "PyStemmer",
+    "deepspeed",
+    "vllm",
+    "alfworld",
+    "textworld",
+)
+
+
+class RunFolder:
+    """``<run.root>/<env>/<algo>/<time>-s<seed>/`` with config.yaml and run.json.
+
+    All paths inside a run are ``folder.path / name``. Only rank 0 writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(
+        cls, config: RunConfig, command: Sequence[str], data: Mapping[str, Any] | None = None
+    ) -> RunFolder:
+        """Make the folder of a new run. ConfigError if it exists already or cannot be made.
+
+        ``command`` is what started the run, ``data`` what ``TaskSuite.describe()`` says.
+        """
+        if _further_rank():
+            return cls(Path(os.environ[SHARED]))
+        folder = cls(_make(config))
+        os.environ[SHARED] = str(folder.path.resolve())
+        # The folder is this run's own: the same config starts another one.
+        config = replace(config, run=replace(config.run, dir=None))
+        _write(folder.path / CONFIG, to_yaml(config))
+        record = {
+            "command": shlex.join(command),
+            "folder": os.getcwd(),
+            "started": _now(),
+            "groups": config.groups,
+            "seed": config.seed,
+            "data": plain(data or {}),
+            "git": git_state(),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "versions": versions(),
+        }
+        _write(folder.path / RECORD, _json(record))
+        return folder
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """The folder of a run that exists. DataError if there is no run in it."""
+        folder = cls(Path(path))
+        missing = [name for name in (CONFIG, RECORD) if not (folder.path / name).is_file()]
+        if missing:
+            raise DataError(f"{path} is not the folder of a run: it has no {missing[0]}")
+        return folder
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / CONFIG
+
+    def record(self) -> dict[str, Any]:
+        """What run.json holds. DataError if it cannot be read."""
+        try:
+            loaded: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path / RECORD} cannot be read: {error}") from error
+        return loaded
+
+    def resumed(self, config: RunConfig, command: Sequence[str]) -> None:
+        """Say in run.json that the run goes on, and in config.yaml with which values."""
+        if _further_rank():
+            return
+        os.environ[SHARED] = str(self.path.resolve())
+        _write(self.config_file, to_yaml(config))
+        record = self.record()
+        resumes = [*record.get("resumed", []), {"command": shlex.join(command), "at": _now()}]
+        _write(self.path / RECORD, _json({**record, "resumed": resumes}))
+
+    def finish(self, result: Mapping[str, Any], wall_s: float, cpu_s: float) -> None:
+        """Add the result and what the run cost to run.json. A resumed run adds up its costs."""
+        record = self.record()
+        record["finished"] = _now()
+        record["wall_s"] = round(record.get("wall_s", 0.0) + wall_s, 2)
+        record["cpu_s"] = round(record.get("cpu_s", 0.0) + cpu_s, 2)
+        record["result"] = plain(result)
+        _write(self.path / RECORD, _json(record))
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Errors that end the run inside get a note: where the checkpoint is, and how to go on.
+
+        The command line tells by this note that work had started (exit code 75, not 2).
+        """
+        try:
+            yield
+        except (RsipoError, KeyboardInterrupt) as error:
+            if checkpoints := sorted(self.path.glob("checkpoints/update-*.ckpt")):
+                resume = f"rsipo-fit --resume {shlex.quote(str(self.path))}"
+                error.add_note(f"checkpoint: {checkpoints[-1]}; go on with: {resume}")
+            raise
+
+
+def check_writable(config: RunConfig) -> None:
+    """ConfigError if the run's folder exists or could not be made; leaves nothing behind."""
+    if _further_rank():
+        return
+    target = Path(config.run.dir or config.run.root)
+    if config.run.dir and os.path.lexists(target):
+        raise ConfigError(_taken(target))
+    parent = target
+    while not os.path.lexists(parent):
+        parent = parent.parent
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".rsipo-", dir=parent))
+    except OSError as error:
+        key = "run.dir" if config.run.dir else "run.root"
+        raise ConfigError(
+            f"cannot write to {parent}: {error.strerror}; choose another place with {key}=FOLDER"
+        ) from error
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the checkout that this code runs from; None if it is installed, or without git."""
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # a venv may lie in somebody's checkout
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide what a run computes, of those that are installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _make(config: RunConfig) -> Path:
+    if config.run.dir:
+        wanted = [Path(config.run.dir)]
+    else:
+        parent = Path(config.run.root) / config.groups["env"] / config.groups["algo"]
+        name = f"{datetime.now():%Y%m%d-%H%M%S}-s{config.seed}"
+        wanted = [parent / (name + suffix) for suffix in ("", *(f"-{i}" for i in range(2, 1000)))]
+    for path in wanted:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()  # fails if another process was faster
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"cannot make {path}: {error.strerror}") from error
+    raise ConfigError(_taken(wanted[0]))
+
+
+def _taken(path: Path) -> str:
+    return f"{path} exists; choose another run.dir, or go on with it: rsipo-fit --resume {path}"
+
+
+def _further_rank() -> bool:
+    return int(os.environ.get("LOCAL_RANK", "0")) > 0 and SHARED in os.environ
+
+
+def _write(path: Path, text: str) -> None:
+    """All or nothing: a reader never sees half a file."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _json(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
