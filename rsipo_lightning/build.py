@@ -152,7 +152,9 @@ def _train(
         max_epochs=t.updates,
         accumulate_grad_batches=t.micro_batches,
         gradient_clip_val=config.optim.clip or None,
-        logger=TensorBoardLogger(str(folder.path), name="", version="", purge_step=done + 1),
+        logger=TensorBoardLogger(
+            str(folder.path), name="", version="", purge_step=done + 1, default_hp_metric=False
+        ),
         callbacks=callbacks,
         log_every_n_steps=1,
         num_sanity_val_steps=0,
