@@ -28,7 +28,7 @@ from rsipo_lightning.types import Iteration, MicroBatch, Role, RolloutGroup, Sam
 
 
 class PolicyModule(L.LightningModule):
-    """The policy under training. It offers ``play`` to callbacks and never acts of its own accord."""
+    """The policy under training; it offers ``play`` to callbacks."""
 
     iteration: Iteration  # filled by the callbacks before on_train_epoch_start of this module
 
@@ -76,7 +76,8 @@ class PolicyModule(L.LightningModule):
         stale = {c.policy_version for c in completions} - {self.version}
         if stale:
             raise EngineError(
-                f"the engine sampled with policy version {sorted(stale)}, the policy is {self.version}"
+                f"the engine sampled with policy version {sorted(stale)}, "
+                f"the policy is {self.version}"
             )
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -163,7 +164,8 @@ class PolicyModule(L.LightningModule):
         loss = self.objective(micro)
         if not torch.isfinite(loss):
             raise FloatingPointError(
-                f"loss is {float(loss)} in update {self.version + 1}; lower optim.lr or the coefficients"
+                f"loss is {float(loss)} in update {self.version + 1}; "
+                "lower optim.lr or the coefficients"
             )
         return loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
@@ -174,7 +176,7 @@ class PolicyModule(L.LightningModule):
         fixed = logp.detach()
         batch.scores = {name: torch.where(s.isnan(), fixed, s) for name, s in batch.scores.items()}
         batch.old_logprobs = batch.scores.get("old", fixed)
-        loss = logp.sum() * 0.0
+        loss: Tensor = logp.sum() * 0.0
         for name, term in self.terms(batch, logp, micro.denominators).items():
             self.iteration.metrics.total(f"loss/{name}", float(term.detach()))
             loss = loss + term
@@ -242,7 +244,10 @@ class PolicyModule(L.LightningModule):
         """AdamW on all parameters."""
         o = self.run_config.optim
         return torch.optim.AdamW(
-            self.policy.parameters(), lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay
+            self.policy.parameters(),
+            lr=o.lr,
+            betas=(o.betas[0], o.betas[1]),
+            weight_decay=o.weight_decay,
         )
 
     # ---- what callbacks use
@@ -299,5 +304,5 @@ class _Parts(Dataset[MicroBatch]):
         return self.module._parts[index]
 
 
-def _as_is(item: MicroBatch) -> MicroBatch:
+def _as_is(item: Any) -> Any:
     return item
