@@ -1,7 +1,9 @@
-"""What an algorithm is: a mapping from rollouts to per-token (stream, weight, value), and a table of streams.
+"""What an algorithm is: a mapping from rollouts to per-token (stream, weight, value), and a table
+of streams.
 
-An algorithm is a set of pure functions. It returns what should happen (skills to write, replays to play, rows to
-train); callbacks and the module do it. Nothing here knows an engine, an environment or Lightning.
+An algorithm is a set of pure functions. It returns what should happen (skills to write, replays to
+play, rows to train); callbacks and the module do it. Nothing here knows an engine, an environment
+or Lightning.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from rsipo_lightning.codec import Codec
     from rsipo_lightning.config import RolloutSection
 
-TokenLoss = Callable[[TokenBatch, Tensor, Tensor], Tensor]  # (batch, log-probs [N], values [N]) -> [N]
+TokenLoss = Callable[
+    [TokenBatch, Tensor, Tensor], Tensor
+]  # (batch, log-probs [N], values [N]) -> [N]
 Sums = Mapping[str, tuple[float, ...]]
 
 
@@ -42,7 +46,9 @@ C = TypeVar("C", bound=AlgorithmConfig)
 
 
 class Algorithm(ABC, Generic[C]):
-    """Base of all methods. Hooks are called once per iteration, in the order in which they stand here."""
+    """Base of all methods. Hooks are called once per iteration, in the order in which they stand
+    here.
+    """
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
 
@@ -52,7 +58,7 @@ class Algorithm(ABC, Generic[C]):
         self.codec = codec
 
     @classmethod
-    def check(cls, config: C, rollout: RolloutSection) -> None:  # noqa: B027  (most methods accept any)
+    def check(cls, config: C, rollout: RolloutSection) -> None:
         """Raise ConfigError if the method cannot run with these values, before any work."""
 
     @property
@@ -69,7 +75,9 @@ class Algorithm(ABC, Generic[C]):
         return []
 
     def statistics(self, it: Iteration) -> Sums:
-        """Sums over this rank's tasks; the trainer adds them up over ranks. May read all but ``it.trust``."""
+        """Sums over this rank's tasks; the trainer adds them up over ranks. May read all but
+        ``it.trust``.
+        """
         return {}
 
     @abstractmethod
@@ -84,7 +92,7 @@ class Algorithm(ABC, Generic[C]):
         """State that outlives an iteration, as plain containers."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
 
 

@@ -1,6 +1,7 @@
 """GRPO: group-relative policy optimisation (methods.md 1.5, 1.6, 5.3).
 
-rollouts -> advantage of each trajectory within its group -> clipped surrogate + k3 to the reference - entropy.
+rollouts -> advantage of each trajectory within its group -> clipped surrogate + k3 to the reference
+- entropy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Token losses: (batch, log-probs [N] with gradient, values [N]) -> [N]. Numbers of sections are those of methods.md."""
+"""Token losses: (batch, log-probs [N] with gradient, values [N]) -> [N]. Numbers of sections are
+those of methods.md.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from rsipo_lightning.tokens import TokenBatch
 
 
 def surrogate(clip_low: float, clip_high: float, dual: float) -> TokenLoss:
-    """Clipped policy-gradient loss (1.6); value A. max(-A r, -A clip(r)), for A < 0 at most -A c; ``dual`` 0 is off."""
+    """Clipped policy-gradient loss (1.6); value A. max(-A r, -A clip(r)), for A < 0 at most -A c;
+    ``dual`` 0 is off.
+    """
 
     def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
         assert batch.old_logprobs is not None
@@ -48,7 +52,9 @@ def gated_distillation(beta: float, view: str = "teacher") -> TokenLoss:
 
 
 def reverse_kl(view: str = "teacher") -> TokenLoss:
-    """-omega sg(l_T - l_theta) l_theta, the policy-gradient form of the reverse KL (5.6); value omega."""
+    """-omega sg(l_T - l_theta) l_theta, the policy-gradient form of the reverse KL (5.6); value
+    omega.
+    """
 
     def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
         return -value * (batch.scores[view] - logp.detach()) * logp

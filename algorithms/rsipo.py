@@ -1,7 +1,9 @@
 """RSIPO (arXiv 2610.15772; methods.md section 6).
 
-groups -> split into evidence and control -> skill from one evidence trajectory -> replays with the skill, gain over
-the control half -> (a) reward of the skill's tokens, (b) shrinkage and trust -> L_RLVR + lambda L_OPSD(omega) + L_skill.
+groups -> split into evidence and control -> skill from one evidence trajectory -> replays with the
+skill, gain over the control half -> (a) reward of the skill's tokens, (b) shrinkage and trust ->
+L_RLVR + lambda
+L_OPSD(omega) + L_skill.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class RSIPOConfig(GRPOConfig):
     decay: float = 0.9  # q, forgetting of the type moments per update
     n_min: int = 8  # valid tasks of a type before its trust departs from 1
     noise: str = "own"  # own | pooled | blend | max: whose variance shrinks the gain
-    split: str = "random"  # random | success_first (ablation: a success, if any, goes to the evidence half)
+    split: str = (
+        "random"  # random | success_first (ablation: a success, if any, goes to the evidence half)
+    )
     reward_center: str = "type"  # type | global | none
     replay_grpo: bool = False  # also train on the replays, as groups of their own
 
@@ -66,17 +70,29 @@ class RSIPOConfig(GRPOConfig):
         one_of("algo.noise", self.noise, ("own", "pooled", "blend", "max"))
         one_of("algo.split", self.split, ("random", "success_first"))
         one_of("algo.reward_center", self.reward_center, ("type", "global", "none"))
-        within("algo.replays", self.replays, 2, math.inf)  # one replay says nothing about its own noise
+        within(
+            "algo.replays", self.replays, 2, math.inf
+        )  # one replay says nothing about its own noise
         within("algo.length_penalty", self.length_penalty, 0, 1)
         within("algo.decay", self.decay, 0, 0.9999)
         within("algo.skill_temperature", self.skill_temperature, 0.01, math.inf)
-        keys = ("trust_slope", "trust_max", "invalid_penalty", "distill", "gate_beta", "skill", "n_min")
+        keys = (
+            "trust_slope",
+            "trust_max",
+            "invalid_penalty",
+            "distill",
+            "gate_beta",
+            "skill",
+            "n_min",
+        )
         for key in keys:
             within(f"algo.{key}", getattr(self, key), 0, math.inf)
 
 
 class RSIPO(GRPO[RSIPOConfig]):
-    """Replay-validated self-distillation: skills are rewarded and trusted by what acting with them gains."""
+    """Replay-validated self-distillation: skills are rewarded and trusted by what acting with them
+    gains.
+    """
 
     Config = RSIPOConfig
     config: RSIPOConfig
@@ -112,7 +128,9 @@ class RSIPO(GRPO[RSIPOConfig]):
         return c.skill > 0 or (c.distill > 0 and c.trust) or c.replay_grpo
 
     def halves(self, group: RolloutGroup, update: int) -> tuple[list[Trajectory], list[Trajectory]]:
-        """Evidence and control, G/2 each, drawn without looking at outcomes; broken episodes are dropped after that."""
+        """Evidence and control, G/2 each, drawn without looking at outcomes; broken episodes are
+        dropped after that.
+        """
         trajectories = list(group.trajectories)
         keyed_random(self.seed, "split", update, group.task.id).shuffle(trajectories)
         if self.config.split == "success_first":
@@ -125,7 +143,9 @@ class RSIPO(GRPO[RSIPOConfig]):
         return [t for t in evidence if t.scored], [t for t in control if t.scored]
 
     def propose(self, it: Iteration) -> list[SkillRequest]:
-        """One skill per task, from a random success of the evidence half if there is one, else from any of it."""
+        """One skill per task, from a random success of the evidence half if there is one, else from
+        any of it.
+        """
         if not (self.checked or self.config.distill > 0):
             return []
         requests = []
@@ -138,21 +158,35 @@ class RSIPO(GRPO[RSIPOConfig]):
         return requests
 
     def plan(self, it: Iteration) -> list[ReplayRequest]:
-        """K replays for each valid skill; the controls are the other half of the group: no extra rollouts."""
+        """K replays for each valid skill; the controls are the other half of the group: no extra
+        rollouts.
+        """
         if not self.checked:
             return []
         control = {g.task.id: tuple(self.halves(g, it.update)[1]) for g in it.groups}
         c = self.config
-        return [ReplayRequest(s, c.replays, control[s.task.id], c.length_penalty) for s in it.skills if s.valid]
+        return [
+            ReplayRequest(s, c.replays, control[s.task.id], c.length_penalty)
+            for s in it.skills
+            if s.valid
+        ]
 
     def statistics(self, it: Iteration) -> Sums:
-        """{type: (n, sum Delta, sum Delta^2, sum s^2)} of tasks with a measured gain, and of all types together."""
-        gains = [(r.skill.task.type, r.gain, r.noise or 0.0) for r in it.replays if r.gain is not None]
+        """{type: (n, sum Delta, sum Delta^2, sum s^2)} of tasks with a measured gain, and of all
+        types together.
+        """
+        gains = [
+            (r.skill.task.type, r.gain, r.noise or 0.0) for r in it.replays if r.gain is not None
+        ]
         return type_sums([*gains, *((ALL, gain, noise) for _, gain, noise in gains)])
 
     def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
-        """L_RLVR on all students, L_OPSD(omega) where the task has a valid skill, L_skill on the written skills."""
-        rewards = self.rewards(it, sums)  # before the update: the baseline must not contain the sample itself
+        """L_RLVR on all students, L_OPSD(omega) where the task has a valid skill, L_skill on the
+        written skills.
+        """
+        rewards = self.rewards(
+            it, sums
+        )  # before the update: the baseline must not contain the sample itself
         self.shrinkage.update(sums)
         it.trust.update(self.trust(it))
         samples = [s for group in it.groups for s in self.student(group, it)]
@@ -160,13 +194,17 @@ class RSIPO(GRPO[RSIPOConfig]):
             replays = [RolloutGroup(r.skill.task, r.treated) for r in it.replays]
             samples += [s for group in replays for part in self.actor(group) for s in part]
         if self.config.skill > 0:
-            samples += [self.writer(s, rewards[s.task.id]) for s in it.skills if s.task.id in rewards]
+            samples += [
+                self.writer(s, rewards[s.task.id]) for s in it.skills if s.task.id in rewards
+            ]
         return samples
 
     # ---- (a) reward of the skill's tokens
 
     def rewards(self, it: Iteration, sums: Sums) -> dict[str, float]:
-        """r_x = Delta_x - lagged type mean for valid skills, -rho for invalid ones (6.3); lost gains have none."""
+        """r_x = Delta_x - lagged type mean for valid skills, -rho for invalid ones (6.3); lost
+        gains have none.
+        """
         done = {s.task.id: -self.config.invalid_penalty for s in it.skills if not s.valid}
         for r in it.replays:
             if r.gain is not None:
@@ -174,7 +212,9 @@ class RSIPO(GRPO[RSIPOConfig]):
         return done
 
     def baseline(self, kind: str, gain: float, sums: Sums) -> float:
-        """Mean before this update; at a type's first occurrence the mean of the batch's other tasks of it, else 0."""
+        """Mean before this update; at a type's first occurrence the mean of the batch's other tasks
+        of it, else 0.
+        """
         if self.config.reward_center == "none":
             return 0.0
         key = kind if self.config.reward_center == "type" else ALL
@@ -184,7 +224,9 @@ class RSIPO(GRPO[RSIPOConfig]):
         return (total - gain) / (n - 1) if n > 1 else 0.0
 
     def writer(self, skill: Skill, reward: float) -> Sample:
-        """-r_x (1/|s_x|) sum_j log pi(s_xj | analysis prompt); the mean over tasks is the stream's denominator."""
+        """-r_x (1/|s_x|) sum_j log pi(s_xj | analysis prompt); the mean over tasks is the stream's
+        denominator.
+        """
         row = skill_row(skill)
         return with_credit(row, writer=constant(row, 1 / row.n, reward))
 
@@ -203,7 +245,9 @@ class RSIPO(GRPO[RSIPOConfig]):
         return done
 
     def omega(self, skill: Skill, result: ReplayResult | None) -> float:
-        """omega_x = clip(1 + kappa g_x, 0, omega_max); 1 while the type is young, g_x its mean where the gain is lost."""
+        """omega_x = clip(1 + kappa g_x, 0, omega_max); 1 while the type is young, g_x its mean
+        where the gain is lost.
+        """
         c, kind = self.config, skill.task.type
         moments = self.shrinkage.types.get(kind)
         if not c.trust or moments is None or moments.n < c.n_min:
@@ -217,7 +261,9 @@ class RSIPO(GRPO[RSIPOConfig]):
         return min(max(1 + c.trust_slope * g, 0.0), c.trust_max)
 
     def student(self, group: RolloutGroup, it: Iteration) -> list[Sample]:
-        """Actor rows; with a valid skill also the teacher's view of them, weight 1 (not omega) and value omega_x."""
+        """Actor rows; with a valid skill also the teacher's view of them, weight 1 (not omega) and
+        value omega_x.
+        """
         parts = [s for part in self.actor(group) for s in part]
         skill = next((s for s in it.skills if s.valid and s.task.id == group.task.id), None)
         if skill is None or self.config.distill == 0:

@@ -1,6 +1,7 @@
 """Type-level empirical Bayes of replay gains (methods.md 6.2).
 
-Delta_x = theta_x + e_x, theta_x ~ (m_c, tau_c^2), e_x ~ (0, s_x^2): a noisy gain is drawn towards its type's mean.
+Delta_x = theta_x + e_x, theta_x ~ (m_c, tau_c^2), e_x ~ (0, s_x^2): a noisy gain is drawn towards
+its type's mean.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Shrinkage:
     def posterior(self, kind: str, gain: float, noise: float, mode: str = "own") -> float:
         """g_x = m + B_x (Delta_x - m), B_x = tau^2 / (tau^2 + s_x^2), 0 where tau^2 is 0.
 
-        mode: whose noise variance counts: "own", "pooled" (the type's), "blend" (half and half) or "max".
+        mode: whose noise variance counts: "own", "pooled" (the type's), "blend" (half and half) or
+        "max".
         """
         m = self.types[kind]
         s2 = {

@@ -7,22 +7,30 @@ from collections.abc import Sequence
 
 import lightning as L
 
-from rsipo_lightning.callbacks.rollout_stats import record_replays
-from rsipo_lightning.callbacks.rollouts import Progress, sampling
+from rsipo_lightning.callbacks.rollout_stats import add_replays
+from rsipo_lightning.callbacks.rollouts import sampling, shown
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.replay import gain, utilities
+from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.rollout import Job, Player
 from rsipo_lightning.skills import analysis_messages, category, read_skill
-from rsipo_lightning.types import Iteration, Prompt, ReplayRequest, ReplayResult, Role, Skill, SkillRequest
+from rsipo_lightning.types import (
+    Iteration,
+    Prompt,
+    ReplayRequest,
+    ReplayResult,
+    Role,
+    Skill,
+    SkillRequest,
+)
 
 
 class ReplayGains(L.Callback):
     """Stands behind RolloutCollector; fills ``iteration.skills`` and ``iteration.replays``."""
 
-    def __init__(self, player: Player, config: RunConfig, progress: Progress | None = None) -> None:
-        self.player, self.config, self.progress = player, config, progress
+    def __init__(self, player: Player, config: RunConfig) -> None:
+        self.player, self.config = player, config
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """propose -> skills -> plan -> replays."""
@@ -31,9 +39,9 @@ class ReplayGains(L.Callback):
         requests = algorithm.propose(it)
         it.skills = self.write(requests, it.update)
         plans = algorithm.plan(it)
-        it.replays = self.replay(plans, it)
+        it.replays = self.replay(plans, it, trainer)
         if requests:
-            record_replays(it.metrics, it.replays)
+            add_replays(it.metrics, it.replays)
             it.metrics.mean("time/replay_s", time.perf_counter() - started)
 
     def write(self, requests: Sequence[SkillRequest], update: int) -> list[Skill]:
@@ -45,29 +53,45 @@ class ReplayGains(L.Callback):
                 ids=codec.chat(analysis_messages(request.trajectory, style)),
                 max_new_tokens=r.max_skill_tokens,
                 temperature=request.temperature,
-                seed=keyed_seed(self.config.seed, update, request.trajectory.task.id, Role.WRITER, request.trajectory.index),
+                seed=keyed_seed(
+                    self.config.seed,
+                    update,
+                    request.trajectory.task.id,
+                    Role.WRITER,
+                    request.trajectory.index,
+                ),
                 stop_ids=codec.stop_ids,
             )
             for request in requests
         ]
         fits = [len(p.ids) + p.max_new_tokens <= r.context for p in prompts]
-        completions = iter(self.player.engine.generate([p for p, ok in zip(prompts, fits, strict=True) if ok]))
+        completions = iter(
+            self.player.engine.generate([p for p, ok in zip(prompts, fits, strict=True) if ok])
+        )
         skills = []
         for request, prompt, ok in zip(requests, prompts, fits, strict=True):
-            if ok:  # an episode too long to be analysed has no skill: nothing was sampled, nothing is punished
+            # an episode too long to be analysed has no skill: nothing was sampled, nothing is
+            # punished
+            if ok:
                 completion = next(completions)
                 text, invalid = read_skill(completion.text)
                 if not invalid:
                     invalid = self.player.suite.check_skill(request.trajectory, text)
-                skills.append(Skill(request.trajectory, text, category(text), invalid, prompt.ids, completion))
+                skills.append(
+                    Skill(request.trajectory, text, category(text), invalid, prompt.ids, completion)
+                )
         return skills
 
-    def replay(self, plans: Sequence[ReplayRequest], it: Iteration) -> list[ReplayResult]:
+    def replay(
+        self, plans: Sequence[ReplayRequest], it: Iteration, trainer: L.Trainer
+    ) -> list[ReplayResult]:
         """Play all replays of all tasks in one batch; gain over the controls that exist already."""
         jobs = [
-            Job(plan.skill.task, Role.REPLAY, i, it.update, plan.skill) for plan in plans for i in range(plan.n)
+            Job(plan.skill.task, Role.REPLAY, i, it.update, plan.skill)
+            for plan in plans
+            for i in range(plan.n)
         ]
-        played = iter(self.player.play(jobs, sampling(self.config), self.progress))
+        played = iter(shown(trainer, "replay", self.player, jobs, sampling(self.config)))
         results = []
         for plan in plans:
             treated = tuple(next(played) for _ in range(plan.n))

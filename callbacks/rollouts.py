@@ -1,23 +1,23 @@
-"""RolloutCollector: tasks in, groups of trajectories out; keeps the engine's weights those of the policy."""
+"""RolloutCollector: tasks in, groups of trajectories out; keeps the engine's weights those of the
+policy.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import lightning as L
 
-from rsipo_lightning.callbacks.rollout_stats import record_groups
+from rsipo_lightning.callbacks.progress import progress_of
+from rsipo_lightning.callbacks.rollout_stats import add_rollouts
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import EnvironmentFault
-from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
+from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import Job, Player, Sampling
-from rsipo_lightning.types import Iteration, Role, RolloutGroup, Task
-
-Progress = Callable[[int, int], None]
+from rsipo_lightning.types import Iteration, Role, RolloutGroup, Task, Trajectory
 
 
 def task_batch(tasks: Sequence[Task], seed: int, update: int, count: int) -> list[Task]:
@@ -45,11 +45,12 @@ def _order(length: int, seed: int, epoch: int) -> list[int]:
 
 
 class RolloutCollector(L.Callback):
-    """First of the callbacks: opens the iteration and plays G rollouts of each of this rank's tasks."""
+    """First of the callbacks: opens the iteration and plays G rollouts of each of this rank's
+    tasks.
+    """
 
-    def __init__(self, player: Player, tasks: Sequence[Task], config: RunConfig, progress: Progress | None = None) -> None:
+    def __init__(self, player: Player, tasks: Sequence[Task], config: RunConfig) -> None:
         self.player, self.tasks, self.config = player, tasks, config
-        self.progress = progress
 
     def on_train_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """Only now are resumed weights in place under every strategy."""
@@ -59,15 +60,18 @@ class RolloutCollector(L.Callback):
         """Fill ``iteration.groups``."""
         started = time.perf_counter()
         rollout, update = self.config.rollout, pl_module.version
-        tasks = task_batch(self.tasks, self.config.seed, update, rollout.tasks)[trainer.global_rank :: trainer.world_size]
+        tasks = task_batch(self.tasks, self.config.seed, update, rollout.tasks)[
+            trainer.global_rank :: trainer.world_size
+        ]
         it = Iteration(update, tasks, Metrics())
         pl_module.iteration = it
         jobs = [Job(task, Role.STUDENT, i, update) for task in tasks for i in range(rollout.group)]
-        played = self.player.play(jobs, sampling(self.config), self.progress)
+        played = shown(trainer, "rollout", self.player, jobs, sampling(self.config))
         it.groups = [
-            RolloutGroup(task, tuple(played[k * rollout.group : (k + 1) * rollout.group])) for k, task in enumerate(tasks)
+            RolloutGroup(task, tuple(played[k * rollout.group : (k + 1) * rollout.group]))
+            for k, task in enumerate(tasks)
         ]
-        record_groups(it.metrics, it.groups, self.player.suite.types)
+        add_rollouts(it.metrics, it.groups)
         it.metrics.mean("time/rollout_s", time.perf_counter() - started)
         broken = [t for t in played if not t.scored]
         if len(broken) > rollout.max_error_frac * len(played):
@@ -85,14 +89,18 @@ class RolloutCollector(L.Callback):
         self.player.engine.sync_weights(module.policy.model.named_parameters(), module.version)
 
 
-def sampling(config: RunConfig, **changes: Any) -> Sampling:
+def shown(
+    trainer: L.Trainer, phase: str, player: Player, jobs: Sequence[Job], how: Sampling
+) -> list[Trajectory]:
+    """Play jobs and count the finished episodes on the run's display."""
+    display = progress_of(trainer)
+    if display is None:
+        return player.play(jobs, how)
+    display.phase(phase, len(jobs))
+    return player.play(jobs, how, display.advance)
+
+
+def sampling(config: RunConfig) -> Sampling:
     """How students and replays act."""
     r = config.rollout
-    values: dict[str, Any] = {
-        "seed": config.seed,
-        "temperature": r.temperature,
-        "max_new_tokens": r.max_new_tokens,
-        "context": r.context,
-        "live": r.live,
-    }
-    return Sampling(**{**values, **changes})
+    return Sampling(config.seed, r.temperature, r.max_new_tokens, r.context, r.live)

@@ -1,7 +1,8 @@
-"""When two answers are the same: the strict measure that is rewarded and a lenient one that is only logged."""
+"""When two answers are the same: a strict measure for rewards and a lenient one for the logs."""
 
 from __future__ import annotations
 
+import calendar
 import re
 import string
 import unicodedata
@@ -12,14 +13,12 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DASHES = re.compile("[\u2010-\u2015\u2212\\-]")
 _APOSTROPHES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
 _NUMERALS = {
-    word: str(i)
-    for i, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve".split()
+    word: str(number)
+    for number, word in enumerate(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     )
 }
-_MONTHS = (
-    "january february march april may june july august september october november december".split()
-)
+_MONTHS = frozenset(calendar.month_name[i].lower() for i in range(1, 13))
 
 
 def normalise(text: str) -> str:
@@ -29,7 +28,7 @@ def normalise(text: str) -> str:
 
 
 def exact_match(prediction: str, golds: Iterable[str]) -> bool:
-    """Whether the prediction equals any gold after :func:`normalise`. An empty form never matches."""
+    """Whether the prediction equals any gold after :func:`normalise`; an empty form never does."""
     form = normalise(prediction)
     return bool(form) and any(form == normalise(gold) for gold in golds)
 
@@ -45,7 +44,7 @@ def _loose(text: str) -> str:
 
 
 def lenient_match(prediction: str, golds: Iterable[str]) -> bool:
-    """As :func:`exact_match`, but blind to Unicode form, dashes, small numerals and day-month order.
+    """As :func:`exact_match`, but blind to Unicode form, dashes, numerals and day-month order.
 
     For a metric only; rewards stay comparable with published numbers by using the strict measure.
     """

@@ -7,8 +7,8 @@
     skill = random.Random(0).choice(skills("bridge2", "misleading"))
     expert = demonstrate(task, random.Random(0), skill.plan)   # what obeying that skill looks like
 
-An expert is told the whole task, but it writes only names and years that are visible in the messages it
-was shown. Labels that know more would teach the policy to make names up.
+An expert is told the whole task, but it writes only names and years that are visible in the
+messages it was shown. Labels that know more would teach the policy to make names up.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class ScriptedSkill:
 _FIRST = ("Search the name in the question.", "Look up the name that the question gives.")
 _NEXT = ("Search the name that its page gives.", "Look up the name found on that page.")
 _LAST = ("Answer with what the last page says.", "Answer with the fact on the last page.")
-_WORKFLOW = {
+_WORKFLOW: dict[str, list[tuple[str, ...]]] = {
     "single": [(first, last) for first in _FIRST for last in _LAST],
     "bridge2": [(first, next_, last) for first in _FIRST for next_ in _NEXT for last in _LAST],
     "bridge3": [
@@ -237,7 +237,7 @@ def skills(type_: str, kind: str) -> list[ScriptedSkill]:
 
 
 def vocabulary() -> list[str]:
-    """Words and punctuation of the world, the compact prompts, the experts and the skills, sorted."""
+    """Words and punctuation of the world, compact prompts, experts and skills, sorted."""
     fixed = [COMPACT.format(question=""), INVALID["compact"], LAST_TURN, EMPTY, *_THOUGHTS]
     fixed += [skill.text for type_ in TYPES for kind in KINDS for skill in skills(type_, kind)]
     return sorted({*world.vocabulary(), *(piece for text in fixed for piece in world.pieces(text))})

@@ -1,8 +1,8 @@
 """Passages and how they are found: a protocol and the embedded BM25 over memory or a JSONL file.
 
-A file is indexed once. The index lies in ``$RSIPO_CACHE`` (default ``~/.cache/rsipo_lightning``) under
-a hash of the file's bytes and the settings, and is memory-mapped; the passages stay in the file and
-are read by byte offset.
+A file is indexed once. The index lies in ``$RSIPO_CACHE`` (default ``~/.cache/rsipo_lightning``)
+under a hash of the file's bytes and the settings, and is memory-mapped; the passages stay in the
+file and are read by byte offset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import bm25s  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
-import Stemmer  # type: ignore[import-untyped,unused-ignore]
+import Stemmer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped,unused-ignore]
 
 from rsipo_lightning.errors import DataError
@@ -62,9 +62,7 @@ class BM25Retriever:
     @classmethod
     def from_passages(cls, passages: Sequence[Passage]) -> BM25Retriever:
         """Index passages in memory. None at all: DataError."""
-        if not passages:
-            raise DataError("the corpus holds no passages")
-        return cls(passages, _build(f"{p.title}\n{p.text}" for p in passages))
+        return cls(passages, _build((f"{p.title}\n{p.text}" for p in passages), "the corpus"))
 
     @classmethod
     def from_file(cls, path: str | Path) -> BM25Retriever:
@@ -192,8 +190,8 @@ def _tokens(text: str) -> list[str]:
     return [word for word in _TOKEN.findall(text.lower()) if word not in _STOPWORDS]
 
 
-def _build(texts: Iterable[str]) -> Any:
-    """An index. Own tokens: those of bm25s are numbered by a set, hence differently in each process."""
+def _build(texts: Iterable[str], name: str) -> Any:
+    """An index. bm25s would number the tokens by a set, hence differently in each process."""
     stem = Stemmer.Stemmer("english").stemWord
     stems: dict[str, int] = {}  # word: number of its stem
     vocabulary: dict[str, int] = {}
@@ -206,7 +204,7 @@ def _build(texts: Iterable[str]) -> Any:
             row.append(stems[word])
         rows.append(row)
     if not vocabulary:
-        raise DataError("the corpus holds no words that can be searched")
+        raise DataError(f"{name}: holds no {'words that can be searched' if rows else 'passages'}")
     index = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
     index.index((rows, vocabulary), show_progress=False)
     return index
@@ -222,10 +220,7 @@ def _write(path: Path, folder: Path) -> None:
             offsets.append(offset)
             yield f"{passage.title}\n{passage.text}"
 
-    try:
-        index = _build(texts())
-    except DataError as error:
-        raise DataError(f"{path}: {error}") if not str(error).startswith(str(path)) else error
+    index = _build(texts(), str(path))
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

@@ -1,8 +1,8 @@
-"""Multi-turn search: the policy searches an encyclopedia and answers; an exact match is rewarded with 1.
+"""Multi-turn search: the policy searches an encyclopedia and answers; an exact match earns 1.
 
 One response is one action, ``<search>query</search>`` or ``<answer>answer</answer>``; ``max_steps``
-counts all of them. The conversation only grows: each step returns the next user message. Source: the
-Search-R1 protocol with the four actions of verl-agent (environments.md, "Search"; methods.md 1.2-1.4).
+counts all of them. The conversation only grows: each step returns the next user message. Source:
+the Search-R1 protocol with the four actions of verl-agent, as the paper's tables used it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rsipo_lightning.protocols import Environment, EnvironmentConfig, StepResult
 from rsipo_lightning.types import Stop, Task, Trajectory
 
 FULL = """\
-You answer a question with the help of a search engine over an encyclopedia. The answer is a short \
-phrase, such as a name or a year. You have {max_steps} turns in all, and each search or answer takes one.
+You answer a question with the help of a search engine over an encyclopedia. The answer is short, \
+such as a name or a year. You have {max_steps} turns; each search or answer takes one.
 Your question: {question}
 
 Now it's your turn to act. Reason first inside <think></think>. Then either search with \
-<search>query</search>, which shows you passages inside <information></information>, or finish with \
+<search>query</search>, which shows passages inside <information></information>, or finish with \
 <answer>answer</answer>."""
 FULL_NEXT = """\
 {body}
@@ -61,7 +61,8 @@ _FORMS = {
 }
 # "<" before anything that could make it a tag or a chat marker, and Mistral's [INST]
 _CONTROL = re.compile(r"<(?=[^\s\d=])|\[(?=/?INST\])")
-_ENTITY = re.compile(r"\b[A-Z][\w'’.-]*(?: (?:of |the |de |van |von )?[A-Z][\w'’.-]*)+")
+_RUN = re.compile(r"\w[\w'-]*(?: \w[\w'-]*)+")  # words with nothing but a space between them
+_LINKS = frozenset(("of", "the", "and", "de", "la", "van", "von"))  # lower-case words inside names
 
 
 @dataclass
@@ -116,14 +117,21 @@ def inert(text: str) -> str:
 
 
 def cut(text: str, tokens: int) -> str:
-    """The start of a text that takes about ``tokens`` tokens.
+    """The start of a text that takes about ``tokens`` tokens, so 96 words for 128.
 
-    Environments know no tokenizer: English takes about 4 tokens for 3 words, and never much more
-    than a token for 4 characters; the second limit is for text that is not made of such words.
+    Environments know no tokenizer. A word counts as 4/3 of a token, a long one (or a sentence of a
+    script without spaces) as a token for each 6 bytes.
     """
-    words = text.split()
-    short = " ".join(words[: max(1, tokens * 3 // 4)])[: tokens * 4]
-    return short if short == " ".join(words) else short + " ..."
+    room = float(tokens)
+    kept: list[str] = []
+    for word in text.split():
+        cost = max(4 / 3, len(word.encode()) / 6)
+        if cost > room + 1e-6:
+            start = word.encode()[: int(room * 6)].decode(errors="ignore") if cost > tokens else ""
+            return " ".join([*kept, start + "..."])
+        kept.append(word)
+        room -= cost
+    return " ".join(kept)
 
 
 class SearchEpisode:
@@ -202,8 +210,8 @@ class SearchSuite(TaskSuite):
     name = "search"
 
     def __init__(self, config: SearchConfig, seed: int) -> None:
+        """Open or make the data. ``seed`` changes nothing: all runs share tasks and facts."""
         self.config = config
-        self.seed = seed
         _check(config)
         self._source: _World | _Files = _Files(config) if config.questions else _World(config.world)
         self._retriever: Retriever | None = self._source.retriever
@@ -229,7 +237,7 @@ class SearchSuite(TaskSuite):
         return ("</search>", "</answer>")
 
     def retrieve(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """Passages of each query; equal queries are run once. A dead retriever: EnvironmentFault."""
+        """Passages of each query; equal ones run once. A dead retriever: EnvironmentFault."""
         distinct = list(dict.fromkeys(queries))
         if not distinct:
             return []
@@ -246,12 +254,19 @@ class SearchSuite(TaskSuite):
         self, episodes: Sequence[Environment], responses: Sequence[str]
     ) -> list[StepResult | Exception]:
         """Step all episodes with one call of the retriever."""
-        pairs = [(e, r) for e, r in zip(episodes, responses, strict=True)]
-        planned = [(e, e.plan(r)) for e, r in pairs if isinstance(e, SearchEpisode)]
-        if len(planned) != len(pairs):
-            raise EnvironmentFault("search: an episode of another suite was given")
-        found = iter(self.retrieve([a.text for e, a in planned if e.runs(a)]))
-        return [e.apply(a, next(found) if e.runs(a) else []) for e, a in planned]
+        planned: list[tuple[SearchEpisode, Action]] = []
+        for episode, response in zip(episodes, responses, strict=True):
+            assert isinstance(episode, SearchEpisode)
+            planned.append((episode, episode.plan(response)))
+        found = iter(self.retrieve([action.text for e, action in planned if e.runs(action)]))
+        results: list[StepResult | Exception] = []
+        for episode, action in planned:
+            passages = next(found) if episode.runs(action) else []
+            try:
+                results.append(episode.apply(action, passages))
+            except Exception as error:  # e.g. a task without answers: data, not a fault
+                results.append(error)
+        return results
 
     def check_skill(self, trajectory: Trajectory, text: str) -> str:
         """Why a skill gives the answer away (methods.md 6.3), or "".
@@ -263,13 +278,11 @@ class SearchSuite(TaskSuite):
         for gold in map(normalise, payload["answers"]):
             if len(gold) >= 4 and f" {gold} " in words:
                 return "contains the answer"
-        question = normalise(payload["question"])
-        seen = "\n".join(turn.observation for turn in trajectory.turns)
-        entities = {normalise(match) for match in _ENTITY.findall(seen)}
-        for match in _ENTITY.findall(text):
-            name = normalise(match)
-            if name in entities and name not in question:
-                return f"names '{match}', which was found during the episode"
+        question = f" {normalise(payload['question'])} "
+        found = _names("\n".join(turn.observation for turn in trajectory.turns))
+        for name in sorted(_names(text) & found):
+            if f" {name} " not in question:
+                return f"names '{name}', which was found during the episode"
         return ""
 
     def describe(self) -> dict[str, Any]:
@@ -279,6 +292,25 @@ class SearchSuite(TaskSuite):
     def close(self) -> None:
         """Let go of the retriever."""
         self._retriever = None
+
+
+def _names(text: str) -> set[str]:
+    """Normalised capitalised names of two words or more, and their parts of two words or more.
+
+    Parts, because a sentence may put a capitalised word before a name ("Search Ada Bianchi").
+    """
+    names: set[str] = set()
+    for run in _RUN.findall(text):
+        words = run.split(" ")
+        for start, word in enumerate(words):
+            if not word[0].isupper():
+                continue
+            for end in range(start + 1, len(words)):
+                if words[end][0].isupper():
+                    names.add(normalise(" ".join(words[start : end + 1])))
+                elif words[end] not in _LINKS:
+                    break
+    return {name for name in names if " " in name}
 
 
 def _check(config: SearchConfig) -> None:
@@ -338,7 +370,8 @@ class _Files:
     """Real questions and passages."""
 
     def __init__(self, config: SearchConfig) -> None:
-        assert config.questions is not None and config.corpus is not None
+        assert config.questions
+        assert config.corpus
         self._files = {"questions": config.questions, "corpus": config.corpus}
         train = read_questions(config.questions)
         if config.eval_questions:
@@ -382,12 +415,13 @@ def _held_out(ident: str) -> bool:
 def read_questions(path: str | Path) -> list[Task]:
     """Tasks of a JSONL file of {id, question, answers} or FlashRAG's {question, golden_answers}.
 
-    The type is the field ``source``, else the file's stem. A broken row: DataError "file:line: what".
-    A row with no gold that could ever match (only punctuation or articles) is left out with a warning.
+    The type is the field ``source``, else the file's stem. Broken row: DataError "file:line: what".
+    A row of which no gold can ever match (only punctuation or articles) is left out with a warning.
     """
     path = Path(path)
     tasks: list[Task] = []
     lines: dict[str, int] = {}
+    empty: list[int] = []
     for number, _, row in read_jsonl(path):
         where = f"{path}:{number}"
         question = row.get("question")
@@ -403,10 +437,14 @@ def read_questions(path: str | Path) -> list[Task]:
             raise DataError(f"{where}: id '{ident}' is also on line {lines[ident]}")
         lines[ident] = number
         if not any(map(normalise, golds)):
-            warnings.warn(f"{where}: left out, no answer can match {golds}", stacklevel=2)
+            empty.append(number)
             continue
         type_ = str(row.get("source") or path.stem)
         tasks.append(Task(ident, SearchSuite.name, type_, {"question": question, "answers": golds}))
     if not tasks:
-        raise DataError(f"{path}: holds no questions")
+        raise DataError(f"{path}: holds no questions that can be answered")
+    if empty:
+        some = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        what = f"{len(empty)} rows left out, their answers are empty once normalised"
+        warnings.warn(f"{path}:{some}: {what}", stacklevel=2)
     return tasks

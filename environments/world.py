@@ -53,8 +53,8 @@ _WORDS = {  # kind: (first words, second words); lists have lengths divisible by
         "Lusatia",
     ),
 }
-_COUNTS = {  # entities of a split
-    "train": {"film": 300, "person": 300, "city": 72, "country": 24},
+_COUNTS = {  # entities of a split; train has all of its class, so that it holds every word
+    "train": {"film": 300, "person": 300, "city": 108, "country": 48},
     "val": {"film": 200, "person": 200, "city": 48, "country": 16},
     "test": {"film": 200, "person": 200, "city": 48, "country": 16},
 }
@@ -287,16 +287,17 @@ class World:
             for name in self.names[split][form.kind]
         ]
         rng.shuffle(pairs)
-        questions = []
-        for i, (form, start) in enumerate(pairs):
+        questions: list[Question] = []
+        for form, start in pairs:
             hops = [start]
             for relation in form.path:
                 hops.append(self.facts[hops[-1]][relation])
-            text = rng.choice(form.texts).format(start)
             answer = hops.pop()
-            questions.append(
-                Question(self._id(split, type_, i), type_, text, (answer,), tuple(hops), form.path)
-            )
+            if answer == start:  # a leader's own country
+                continue
+            text = rng.choice(form.texts).format(start)
+            ident = self._id(split, type_, len(questions))
+            questions.append(Question(ident, type_, text, (answer,), tuple(hops), form.path))
         return questions
 
     def _comparisons(self, split: str, type_: str, rng: random.Random) -> list[Question]:

@@ -76,11 +76,19 @@ class Metrics:
 
 def gather(value: Any) -> list[Any]:
     """The value of each rank, in order of rank (one process: ``[value]``). Collective."""
-    if not (distributed.is_available() and distributed.is_initialized()):
+    ranks = rank_of_ranks()[1]
+    if ranks == 1:
         return [value]
-    values: list[Any] = [None] * distributed.get_world_size()
+    values: list[Any] = [None] * ranks
     distributed.all_gather_object(values, value)
     return values
+
+
+def rank_of_ranks() -> tuple[int, int]:
+    """This rank and how many there are; ``(0, 1)`` where there is one process."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:

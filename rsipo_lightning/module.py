@@ -1,7 +1,7 @@
 """PolicyModule hosts the policy and turns an Iteration into one update, for any algorithm.
 
-One Lightning epoch is one iteration and one training_step is one micro-batch, under automatic optimization: manual
-optimization drops gradients under DeepSpeed without a word (docs/design.md).
+One Lightning epoch is one iteration and one training_step is one micro-batch, under automatic
+optimization: manual optimization drops gradients under DeepSpeed without a word (docs/design.md).
 """
 
 from __future__ import annotations
@@ -17,29 +17,39 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rsipo_lightning.algorithms.base import Algorithm, active
+from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import EngineError
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.reduce import sum_over_ranks
+from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.tokens import TokenBatch, collate, null_sample, pad, split
-from rsipo_lightning.types import Iteration, MicroBatch, Sample
+from rsipo_lightning.types import Iteration, MicroBatch, Role, RolloutGroup, Sample, Task
 
 
 class PolicyModule(L.LightningModule):
-    """The policy under training; never talks to environments."""
+    """The policy under training. It offers ``play`` to callbacks and never acts of its own accord."""
 
     iteration: Iteration  # filled by the callbacks before on_train_epoch_start of this module
 
     def __init__(
-        self, policy: Policy, algorithm: Algorithm[Any], config: RunConfig, reference: Policy | None = None
+        self,
+        policy: Policy,
+        algorithm: Algorithm[Any],
+        config: RunConfig,
+        player: Player,
+        reference: Policy | None = None,
     ) -> None:
         super().__init__()
         self.policy = policy
         self.algorithm = algorithm
         self.run_config = config
+        self.player = player
         self.streams = active(algorithm.streams)
         self.version = 0  # iterations trained
-        self._reference = [reference] if reference else []  # in a list: frozen, and not part of any checkpoint
+        self._reference = (
+            [reference] if reference else []
+        )  # in a list: frozen, and not part of any checkpoint
         self._parts: list[MicroBatch] = []
 
     # ---- from an iteration to micro-batches
@@ -51,7 +61,9 @@ class PolicyModule(L.LightningModule):
         self._check_fresh(it)
         sums = sum_over_ranks(self.algorithm.statistics(it))
         samples = self.score(self.algorithm.credit(it, sums))
-        self._parts = self.micro_batches(self.algorithm.shape(samples), trainer.minibatches, trainer.micro_batches)
+        self._parts = self.micro_batches(
+            self.algorithm.shape(samples), trainer.minibatches, trainer.micro_batches
+        )
 
     def _check_fresh(self, it: Iteration) -> None:
         completions = [
@@ -61,17 +73,23 @@ class PolicyModule(L.LightningModule):
         ]
         stale = {c.policy_version for c in completions} - {self.version}
         if stale:
-            raise EngineError(f"the engine sampled with policy version {sorted(stale)}, the policy is {self.version}")
+            raise EngineError(
+                f"the engine sampled with policy version {sorted(stale)}, the policy is {self.version}"
+            )
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Add no-grad log-probs of the current policy: ``old`` (if several steps follow), each teacher view, reference."""
+        """Add no-grad log-probs of the current policy: ``old`` (if several steps follow), each
+        teacher view, reference.
+        """
         scores: list[dict[str, Tensor]] = [dict(s.scores) for s in samples]
         whole = [(i, s.ids, s.mask, torch.arange(s.n)) for i, s in enumerate(samples)]
         if self.run_config.trainer.minibatches > 1:
             self._score(self.policy, "old", whole, samples, scores)
         for name in sum_over_ranks({name: () for s in samples for name in s.views}):
             views = [(i, s.views[name]) for i, s in enumerate(samples) if name in s.views]
-            self._score(self.policy, name, [(i, v.ids, v.mask, v.index) for i, v in views], samples, scores)
+            self._score(
+                self.policy, name, [(i, v.ids, v.mask, v.index) for i, v in views], samples, scores
+            )
         readers = {name for name, stream in self.streams.items() if stream.reference}
         if readers and self._reference:
             rows = [w for w, s in zip(whole, samples, strict=True) if readers & s.credits.keys()]
@@ -91,32 +109,60 @@ class PolicyModule(L.LightningModule):
         policy.eval()
         for part in split(views, [len(v[1]) for v in views], self.run_config.trainer.micro_batches):
             null = null_sample()
-            ids, mask = pad([v[1] for v in part] or [null.ids], [v[2] for v in part] or [null.mask], self.device)
+            ids, mask = pad(
+                [v[1] for v in part] or [null.ids], [v[2] for v in part] or [null.mask], self.device
+            )
             counts = [int(v[2].sum()) for v in part]
-            temperature = torch.cat([torch.full((n,), samples[v[0]].temperature) for n, v in zip(counts, part, strict=True)] or [torch.ones(1)])
+            temperature = torch.cat(
+                [
+                    torch.full((n,), samples[v[0]].temperature)
+                    for n, v in zip(counts, part, strict=True)
+                ]
+                or [torch.ones(1)]
+            )
             logp = policy(ids, mask, temperature.to(self.device))[0].cpu()
-            for (i, _, _, index), values in zip(part, logp.split(counts) if part else (), strict=True):
-                scores[i][name] = torch.full((samples[i].n,), torch.nan).index_copy(0, index, values)
+            for (i, _, _, index), values in zip(
+                part, logp.split(counts) if part else (), strict=True
+            ):
+                scores[i][name] = torch.full((samples[i].n,), torch.nan).index_copy(
+                    0, index, values
+                )
         self.policy.train()
 
-    def micro_batches(self, samples: Sequence[Sample], minibatches: int, micro: int) -> list[MicroBatch]:
-        """Exactly minibatches * micro parts; denominators are those of each optimizer step, over all ranks."""
+    def micro_batches(
+        self, samples: Sequence[Sample], minibatches: int, micro: int
+    ) -> list[MicroBatch]:
+        """Exactly minibatches * micro parts; denominators are those of each optimizer step, over
+        all ranks.
+        """
         order = sorted(samples, key=lambda s: len(s.ids))
         done = []
         for k in range(minibatches):
             chosen = order[k::minibatches]  # all lengths and kinds of rows in each step
-            weights = {name: (sum(float(s.credits[name].weight.sum()) for s in chosen if name in s.credits),) for name in self.streams}
+            weights = {
+                name: (
+                    sum(float(s.credits[name].weight.sum()) for s in chosen if name in s.credits),
+                )
+                for name in self.streams
+            }
             denominators = {name: total for name, (total,) in sum_over_ranks(weights).items()}
-            done += [MicroBatch(part, denominators) for part in split(chosen, [len(s.ids) for s in chosen], micro)]
+            done += [
+                MicroBatch(part, denominators)
+                for part in split(chosen, [len(s.ids) for s in chosen], micro)
+            ]
         return done
 
     # ---- the update
 
     def training_step(self, micro: MicroBatch, batch_idx: int) -> Tensor:
-        """The objective, scaled so that what Lightning averages (micro-batches, ranks) becomes the stated sum."""
+        """The objective, scaled so that what Lightning averages (micro-batches, ranks) becomes the
+        stated sum.
+        """
         loss = self.objective(micro)
         if not torch.isfinite(loss):
-            raise FloatingPointError(f"loss is {float(loss)} in update {self.version + 1}; lower optim.lr or the coefficients")
+            raise FloatingPointError(
+                f"loss is {float(loss)} in update {self.version + 1}; lower optim.lr or the coefficients"
+            )
         return loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def objective(self, micro: MicroBatch) -> Tensor:
@@ -134,13 +180,21 @@ class PolicyModule(L.LightningModule):
         self._diagnose(batch, fixed, bool(micro.samples))
         return loss
 
-    def terms(self, batch: TokenBatch, logp: Tensor, denominators: Mapping[str, float]) -> dict[str, Tensor]:
-        """coef * sum(weight * loss(value)) / sum(weight over all micro-batches and ranks), by stream."""
+    def terms(
+        self, batch: TokenBatch, logp: Tensor, denominators: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """coef * sum(weight * loss(value)) / sum(weight over all micro-batches and ranks), by
+        stream.
+        """
         done = {}
         for name, stream in self.streams.items():
             if name in batch.credits and denominators[name] > 0:
                 weight, value = batch.credits[name]
-                done[name] = stream.coef * (weight * stream.loss(batch, logp, value)).sum() / denominators[name]
+                done[name] = (
+                    stream.coef
+                    * (weight * stream.loss(batch, logp, value)).sum()
+                    / denominators[name]
+                )
         return done
 
     def _diagnose(self, batch: TokenBatch, logp: Tensor, real: bool) -> None:
@@ -157,13 +211,20 @@ class PolicyModule(L.LightningModule):
             metrics.mean("policy/kl_mean", float((x.exp() - x - 1).mean()), n)
 
     def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip the global norm and record it as it was before."""
         limit = gradient_clip_val or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), limit, error_if_nonfinite=False)
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.policy.parameters(), limit, error_if_nonfinite=False
+        )
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"gradient norm is {float(norm)} in update {self.version + 1}; lower optim.lr")
+            raise FloatingPointError(
+                f"gradient norm is {float(norm)} in update {self.version + 1}; lower optim.lr"
+            )
         self.iteration.metrics.mean("optim/grad_norm", float(norm))
 
     def on_train_epoch_end(self) -> None:
@@ -174,7 +235,29 @@ class PolicyModule(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW on all parameters."""
         o = self.run_config.optim
-        return torch.optim.AdamW(self.policy.parameters(), lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay)
+        return torch.optim.AdamW(
+            self.policy.parameters(), lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay
+        )
+
+    # ---- what callbacks use
+
+    @property
+    def codec(self) -> Codec:
+        """Ids to text."""
+        return self.player.codec
+
+    def play(
+        self, tasks: Sequence[Task], role: Role, n: int, temperature: float, update: int
+    ) -> list[RolloutGroup]:
+        """Play each task n times with the weights as they are."""
+        r = self.run_config.rollout
+        how = Sampling(self.run_config.seed, temperature, r.max_new_tokens, r.context, r.live)
+        played = self.player.play(
+            [Job(task, role, i, update) for task in tasks for i in range(n)], how
+        )
+        return [
+            RolloutGroup(task, tuple(played[k * n : (k + 1) * n])) for k, task in enumerate(tasks)
+        ]
 
     # ---- what Lightning needs
 

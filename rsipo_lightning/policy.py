@@ -1,4 +1,6 @@
-"""The trained language model: hidden states, vocabulary projection, log-probs of the trained tokens."""
+"""The trained language model: hidden states, vocabulary projection, log-probs of the trained
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rsipo_lightning.errors import ConfigError, DataError
 
@@ -15,7 +22,9 @@ TINY = Path(__file__).parent / "models" / "tiny"
 
 
 class Policy(nn.Module):
-    """A Hugging Face causal LM, called in two steps so that only trained tokens meet the vocabulary."""
+    """A Hugging Face causal LM, called in two steps so that only trained tokens meet the
+    vocabulary.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -41,8 +50,10 @@ class Policy(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of the masked tokens and entropies of their distributions.
 
-        ids [B, L] int64, mask [B, L] bool (never True at 0), temperature [N] -> two float32 tensors [N], row-major, nats, of the
-        distribution softmax(logits / temperature). Example: ids [[5, 6, 7]], mask [[F, F, T]] -> log p(7 | 5, 6).
+        ids [B, L] int64, mask [B, L] bool (never True at 0), temperature [N] -> two float32 tensors
+        [N], row-major, nats, of the distribution softmax(logits / temperature). Example: ids [[5,
+        6, 7]], mask [[F, F, T]] ->
+        log p(7 | 5, 6).
         """
         hidden = self.hidden(ids)[:, :-1][mask[:, 1:]]
         target = ids[:, 1:][mask[:, 1:]]
@@ -52,12 +63,16 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """body + output embeddings must be the whole model; some architectures scale or cap their logits."""
+        """body + output embeddings must be the whole model; some architectures scale or cap their
+        logits.
+        """
         ids = torch.arange(min(4, self.model.config.vocab_size), device=self.device)[None]
         whole = self.model(input_ids=ids).logits.float()
         if not torch.allclose(whole, self.logits(self.hidden(ids)), atol=1e-4, rtol=1e-3):
             kind = type(self.model).__name__
-            raise ConfigError(f"model.path: {kind} changes its logits after the output embeddings; not supported")
+            raise ConfigError(
+                f"model.path: {kind} changes its logits after the output embeddings; not supported"
+            )
 
 
 def model_source(path: str) -> str:
@@ -72,14 +87,18 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     except (OSError, ValueError, KeyError) as error:
         raise DataError(_cannot(path, "tokenizer", error)) from error
     if not getattr(tokenizer, "chat_template", None):
-        raise DataError(f"model.path: the tokenizer of '{path}' has no chat template; use an instruct model")
+        raise DataError(
+            f"model.path: the tokenizer of '{path}' has no chat template; use an instruct model"
+        )
     return tokenizer  # type: ignore[no-any-return]
 
 
 def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
     """Weights of ``model.path``. Missing or not a causal LM: DataError."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_source(path), dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(
+            model_source(path), dtype=getattr(torch, dtype)
+        )
     except (OSError, ValueError, KeyError) as error:
         raise DataError(_cannot(path, "model", error)) from error
     return model  # type: ignore[no-any-return]

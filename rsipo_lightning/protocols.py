@@ -30,9 +30,11 @@ class Environment(Protocol):
     """One live episode. Text in, text out; tokens are the rollout loop's business."""
 
     def reset(self, task: Task) -> str:
-        """First user message. The same task gives the same text, always: that is what makes replays fair.
+        """First user message. The same task gives the same text, always: that is what makes replays
+        fair.
 
-        It holds one line that states the task (``Your question: ...``), after which a skill can be inserted.
+        It holds one line that states the task (``Your question: ...``), after which a skill can be
+        inserted.
         """
 
     def step(self, response: str) -> StepResult:
@@ -46,15 +48,19 @@ class Environment(Protocol):
 class EnvironmentConfig:
     """Keys that every environment has; each adds its own in a subclass."""
 
-    prompt: str = "full"  # "full" (the wording of the papers' templates) | "compact" (for the tiny policy)
+    prompt: str = (
+        "full"  # "full" (the wording of the papers' templates) | "compact" (for the tiny policy)
+    )
     max_steps: int = 50  # T_max
     invalid_penalty: float = 0.1  # taken from the score, times the share of invalid turns
 
 
 class TaskSuite(ABC):
-    """The tasks of one environment and the factory of its episodes. This is what an environment plugin registers.
+    """The tasks of one environment and the factory of its episodes. This is what an environment
+    plugin registers.
 
-    ``suite = Suite(config, seed)``; a broken file or key raises DataError or ConfigError here, before any work.
+    ``suite = Suite(config, seed)``; a broken file or key raises DataError or ConfigError here,
+    before any work.
     """
 
     Config: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
@@ -80,15 +86,20 @@ class TaskSuite(ABC):
         return ()
 
     def check_skill(self, trajectory: Trajectory, text: str) -> str:
-        """Why a skill written from this trajectory must not be used (it gives the answer away), or ""."""
+        """Why a skill written from this trajectory must not be used (it gives the answer away), or
+        "".
+        """
         return ""
 
     def describe(self) -> dict[str, Any]:
         """What a run records of its data: paths, counts, hashes."""
         return {}
 
-    def step_many(self, episodes: Sequence[Environment], responses: Sequence[str]) -> list[StepResult | Exception]:
-        """Step all live episodes. An exception of one is returned in its place; EnvironmentFault is raised.
+    def step_many(
+        self, episodes: Sequence[Environment], responses: Sequence[str]
+    ) -> list[StepResult | Exception]:
+        """Step all live episodes. An exception of one is returned in its place; EnvironmentFault is
+        raised.
 
         Override to batch what episodes share (retriever calls).
         """
@@ -114,9 +125,13 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None
     ) -> list[Completion]:
-        """Continue each prompt; same order. KV caches of sessions that are not in the call are dropped."""
+        """Continue each prompt; same order. KV caches of sessions that are not in the call are
+        dropped.
+        """
 
-    def sync_weights(self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int) -> None:
+    def sync_weights(
+        self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int
+    ) -> None:
         """Take over new weights and drop every cache; completions carry ``version`` from now on."""
 
     def close(self) -> None:

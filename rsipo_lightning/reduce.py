@@ -1,4 +1,6 @@
-"""Sums over ranks. One collective each, whatever keys a rank has, so that ranks never wait for each other in vain."""
+"""Sums over ranks. One collective each, whatever keys a rank has, so that ranks never wait for each
+other in vain.
+"""
 
 from __future__ import annotations
 

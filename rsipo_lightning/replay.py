@@ -20,8 +20,8 @@ def utility(success: bool, steps: int, max_steps: int, alpha: float) -> float:
 def gain(treated: Sequence[float], control: Sequence[float]) -> tuple[float, float] | None:
     """Delta_x = mean(treated) - mean(control) and its noise variance s_x^2 = S_r^2/K + S_c^2/|C|.
 
-    Utilities of replays and controls; sample variances are unbiased. None if either side has fewer than two
-    episodes left: one outcome says nothing about its own noise.
+    Utilities of replays and controls; sample variances are unbiased. None if either side has fewer
+    than two episodes left: one outcome says nothing about its own noise.
 
     >>> gain([0.625] * 4, [0.625, 0, 0, 0])
     (0.46875, 0.0244140625)

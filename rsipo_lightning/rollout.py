@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.errors import EnvironmentFault
-from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.protocols import Engine, Environment, TaskSuite
+from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.types import Prompt, Role, Skill, Stop, Task, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One episode to play. (update, task, role, index) keys its sampling noise together with the run's seed."""
+    """One episode to play. (update, task, role, index) keys its sampling noise together with the
+    run's seed.
+    """
 
     task: Task
     role: Role
@@ -58,26 +60,32 @@ class Player:
         self.suite, self.engine, self.codec = suite, engine, codec
 
     def play(
-        self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int, int], None] | None = None
+        self,
+        jobs: Sequence[Job],
+        sampling: Sampling,
+        progress: Callable[[int], None] = lambda n: None,
     ) -> list[Trajectory]:
-        """One trajectory per job, same order. ``progress(done, total)`` is called after every turn.
+        """One trajectory per job, same order. ``progress(n)``: n more episodes have ended.
 
-        An exception of an episode makes a trajectory with ``Stop.ERROR``; EnvironmentFault and EngineError are raised.
+        An exception of an episode makes a trajectory with ``Stop.ERROR``; EnvironmentFault and
+        EngineError are raised.
         """
         done: list[Trajectory] = []
         for begin in range(0, len(jobs), sampling.live):
             batch = jobs[begin : begin + sampling.live]
-            done += self._play(batch, sampling, lambda n: progress(len(done) + n, len(jobs)) if progress else None)
+            done += self._play(batch, sampling, progress)
         return done
 
-    def _play(self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int], None]) -> list[Trajectory]:
+    def _play(
+        self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int], None]
+    ) -> list[Trajectory]:
         episodes = [_Episode(job, self.suite.make()) for job in jobs]
         try:
             for episode in episodes:
                 self._reset(episode, sampling)
             while live := [e for e in episodes if e.stop is None]:
                 self._turn(live, sampling)
-                progress(sum(e.stop is not None for e in episodes))
+                progress(sum(e.stop is not None for e in live))
         finally:
             for episode in episodes:
                 episode.environment.close()
@@ -94,7 +102,9 @@ class Player:
         skill = episode.job.skill.text if episode.job.skill else ""
         episode.ids, episode.anchor = self.codec.start(episode.opening, skill)
         if len(episode.ids) + sampling.max_new_tokens > sampling.context:
-            episode.fail(f"first prompt of {len(episode.ids)} tokens does not fit rollout.context={sampling.context}")
+            episode.fail(
+                f"first prompt of {len(episode.ids)} tokens does not fit rollout.context={sampling.context}"
+            )
 
     def _turn(self, live: list[_Episode], sampling: Sampling) -> None:
         completions = self.engine.generate([self._prompt(e, sampling) for e in live])

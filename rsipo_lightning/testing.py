@@ -34,8 +34,12 @@ def byte_tokenizer(corpus: Iterable[str] = (), size: int = 512) -> PreTrainedTok
     return tokenizer
 
 
-def random_policy(vocab: int, seed: int = 0, *, scale: float = 0.2, layers: int = 2, dim: int = 64) -> Policy:
-    """An untrained Qwen2 with heads of 32; ``scale`` is the spread of its weights (larger: less uniform)."""
+def random_policy(
+    vocab: int, seed: int = 0, *, scale: float = 0.2, layers: int = 2, dim: int = 64
+) -> Policy:
+    """An untrained Qwen2 with heads of 32; ``scale`` is the spread of its weights (larger: less
+    uniform).
+    """
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=vocab,

@@ -1,4 +1,6 @@
-"""Trajectories -> training rows -> batches. Per-token values are packed to the N sampled tokens, row after row."""
+"""Trajectories -> training rows -> batches. Per-token values are packed to the N sampled tokens,
+row after row.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from torch import Tensor
 
 from rsipo_lightning.types import Completion, Credit, Sample, Skill, TeacherView, Trajectory
 
-
 T = TypeVar("T")
 
 
 def rows(trajectory: Trajectory) -> list[Sample]:
     """Training rows of a trajectory, each sampled token in exactly one.
 
-    A turn whose prompt starts with everything before it joins the row; otherwise (history windows, templates that
-    re-render) it starts a new one. Example: prompts [1 2], [1 2 | 7 8 | 3] with samples [7 8], [9] make one row
-    ids [1 2 7 8 3 9], mask [F F T T F T], turn [0 0 1].
+    A turn whose prompt starts with everything before it joins the row; otherwise (history windows,
+    templates that re-render) it starts a new one. Example: prompts [1 2], [1 2 | 7 8 | 3] with
+    samples [7 8], [9]
+    make one row ids [1 2 7 8 3 9], mask [F F T T F T], turn [0 0 1].
     """
     done: list[_Row] = []
     for k, turn in enumerate(trajectory.turns):
@@ -87,7 +89,9 @@ def with_credit(sample: Sample, **credits: Credit) -> Sample:
 
 @dataclass
 class TokenBatch:
-    """Rows of one forward. Only ids and mask are padded (on the right); N counts the tokens of all rows."""
+    """Rows of one forward. Only ids and mask are padded (on the right); N counts the tokens of all
+    rows.
+    """
 
     ids: Tensor  # [B, L] int64
     mask: Tensor  # [B, L] bool
@@ -96,12 +100,16 @@ class TokenBatch:
     engine_logprobs: Tensor  # [N] float32
     temperature: Tensor  # [N] float32
     credits: Mapping[str, Credit]  # {stream: [N], [N]}; weight 0 where a row has no such stream
-    scores: Mapping[str, Tensor]  # {name: [N]} no-grad log-probs; NaN where a row has none, until the forward is done
+    scores: Mapping[
+        str, Tensor
+    ]  # {name: [N]} no-grad log-probs; NaN where a row has none, until the forward is done
     entropy: Tensor | None = None  # [N], filled by the forward
     old_logprobs: Tensor | None = None  # [N], filled by the forward: pi_old of this update
 
 
-def pad(ids: Sequence[Tensor], masks: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+def pad(
+    ids: Sequence[Tensor], masks: Sequence[Tensor], device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Ragged rows -> [B, L] ids (0 behind the end) and mask (False behind the end)."""
     padded = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence(list(masks), batch_first=True)
@@ -133,12 +141,16 @@ def collate(samples: Sequence[Sample], device: torch.device) -> TokenBatch:
             )
             for name in streams
         },
-        scores={name: packed(s.scores.get(name, unknown[id(s)]) for s in samples) for name in names},
+        scores={
+            name: packed(s.scores.get(name, unknown[id(s)]) for s in samples) for name in names
+        },
     )
 
 
 def null_sample() -> Sample:
-    """One token of weight 0: a real forward for a rank that has nothing, since ZeRO-3's gathers are collective."""
+    """One token of weight 0: a real forward for a rank that has nothing, since ZeRO-3's gathers are
+    collective.
+    """
     return Sample(
         ids=torch.zeros(2, dtype=torch.long),
         mask=torch.tensor([False, True]),
@@ -148,7 +160,9 @@ def null_sample() -> Sample:
 
 
 def split(items: Sequence[T], lengths: Sequence[int], parts: int) -> list[list[T]]:
-    """Exactly ``parts`` lists (some may be empty) of similar lengths within and similar token counts between."""
+    """Exactly ``parts`` lists (some may be empty) of similar lengths within and similar token
+    counts between.
+    """
     order = sorted(range(len(items)), key=lambda i: lengths[i])
     total, filled, done = sum(lengths), 0, [[] for _ in range(parts)]  # type: tuple[int, int, list[list[T]]]
     for i in order:

@@ -3,9 +3,10 @@
     Task -> Prompt -> Completion -> Turn -> Trajectory -> RolloutGroup
          -> SkillRequest -> Skill -> ReplayRequest -> ReplayResult -> Sample -> MicroBatch
 
-Convention, said once: value i belongs to token i, i.e. ``log p(ids[i] | ids[:i])``; position 0 is never trained.
-Letters in shapes: P prompt tokens, A sampled tokens of one turn, L tokens of one row, N sampled (trained) tokens
-of one row, G rollouts of one task, K replays of one skill.
+Convention, said once: value i belongs to token i, i.e. ``log p(ids[i] | ids[:i])``; position 0 is
+never trained. Letters in shapes: P prompt tokens, A sampled tokens of one turn, L tokens of one
+row, N sampled
+(trained) tokens of one row, G rollouts of one task, K replays of one skill.
 """
 
 from __future__ import annotations
@@ -64,15 +65,21 @@ class Prompt:
     seed: int  # key of this turn's sampling noise; never depends on the position in a batch
     stop_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # the token that completes one of these is the last one
-    session: str = ""  # prompts of one conversation share it, so that an engine can keep their KV cache
+    session: str = (
+        ""  # prompts of one conversation share it, so that an engine can keep their KV cache
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine sampled. These ids are what is trained, bit for bit; they are never re-tokenised."""
+    """What an engine sampled. These ids are what is trained, bit for bit; they are never
+    re-tokenised.
+    """
 
     ids: tuple[int, ...]  # (A,)
-    logprobs: tuple[float, ...]  # (A,) nats under the sampling policy, after temperature (temperature 1 if greedy)
+    logprobs: tuple[
+        float, ...
+    ]  # (A,) nats under the sampling policy, after temperature (temperature 1 if greedy)
     text: str  # decoded ids, special tokens left out
     truncated: bool  # ended by max_new_tokens rather than by a stop
     policy_version: int  # number of updates of the weights that sampled it
@@ -84,7 +91,9 @@ class Turn:
     """One decision. In append context ``prompt_ids`` starts with the ids of all earlier turns."""
 
     prompt_ids: tuple[int, ...]  # (P,)
-    anchor: int  # index in prompt_ids at which a skill section is inserted (right after the task line)
+    anchor: (
+        int  # index in prompt_ids at which a skill section is inserted (right after the task line)
+    )
     completion: Completion
     action: str  # what the environment understood
     observation: str  # what it answered
@@ -94,7 +103,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode. ``score`` is what group statistics see: R minus penalty times the share of invalid turns."""
+    """One episode. ``score`` is what group statistics see: R minus penalty times the share of
+    invalid turns.
+    """
 
     task: Task
     index: int  # position in its group; part of the sampling key
@@ -114,7 +125,9 @@ class Trajectory:
 
     @property
     def scored(self) -> bool:
-        """False for an episode that broke: it has no reward (not a reward of 0) and leaves every statistic."""
+        """False for an episode that broke: it has no reward (not a reward of 0) and leaves every
+        statistic.
+        """
         return self.stop is not Stop.ERROR
 
 
@@ -170,7 +183,9 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Outcome of the execution check; ``gain`` is None where lost episodes leave too few to compare."""
+    """Outcome of the execution check; ``gain`` is None where lost episodes leave too few to
+    compare.
+    """
 
     skill: Skill
     treated: tuple[Trajectory, ...]  # (K,)
@@ -203,11 +218,15 @@ class Sample:
     mask: Tensor  # (L,) bool, True at the N sampled tokens, never at 0
     turn: Tensor  # (N,) int64, turn of the trajectory that each token belongs to
     engine_logprobs: Tensor  # (N,) float32
-    temperature: float = 1.0  # of its sampling; all log-probs of the row are of softmax(logits / temperature)
+    temperature: float = (
+        1.0  # of its sampling; all log-probs of the row are of softmax(logits / temperature)
+    )
     anchor: int = 0  # index in ids at which a skill section is inserted
     credits: Mapping[str, Credit] = field(default_factory=dict)
     views: Mapping[str, TeacherView] = field(default_factory=dict)
-    scores: Mapping[str, Tensor] = field(default_factory=dict)  # (N,) no-grad log-probs: old, reference, each view
+    scores: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # (N,) no-grad log-probs: old, reference, each view
 
     @property
     def n(self) -> int:
@@ -215,9 +234,11 @@ class Sample:
 
 
 class Iteration:
-    """The tray that one iteration is put on: each field is filled once, left to right, by exactly one owner.
+    """The tray that one iteration is put on: each field is filled once, left to right, by exactly
+    one owner.
 
-    A plain class: Lightning walks into dataclasses and tensors of a batch and would copy or cast them.
+    A plain class: Lightning walks into dataclasses and tensors of a batch and would copy or cast
+    them.
     """
 
     def __init__(self, update: int, tasks: list[Task], metrics: Metrics) -> None:
@@ -235,4 +256,5 @@ class MicroBatch:
 
     def __init__(self, samples: list[Sample], denominators: Mapping[str, float]) -> None:
         self.samples = samples
-        self.denominators = denominators  # {stream: sum of weights over all micro-batches of the update and all ranks}
+        # {stream: sum of weights over all micro-batches of the update and all ranks}
+        self.denominators = denominators

@@ -1,4 +1,6 @@
-"""Generation in this process with the policy itself: batched, KV cache kept across turns, ids in and ids out."""
+"""Generation in this process with the policy itself: batched, KV cache kept across turns, ids in
+and ids out.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ class HFConfig:
 class RaggedCache(Cache):
     """Keys and values as [rows, heads, capacity, dim] per layer; slot j of a row holds position j.
 
-    Rows have different lengths and nothing is ever moved: a token is written at its own position, and a query at
-    position p sees the slots up to p. What lies behind a row's end is stale and never visible.
+    Rows have different lengths and nothing is ever moved: a token is written at its own position,
+    and a query at position p sees the slots up to p. What lies behind a row's end is stale and
+    never visible.
     """
 
     def __init__(self) -> None:
@@ -33,16 +36,22 @@ class RaggedCache(Cache):
         self.positions = torch.empty(0, 0, dtype=torch.long)  # [B, Q] of the forward in progress
         self.width = 0  # slots that this forward may see
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write [B, heads, Q, dim] at ``positions`` and return all visible slots."""
         if layer_idx == len(self.kv):
             shape = (key_states.shape[0], key_states.shape[1], 0)
-            self.kv.append([key_states.new_empty(*shape, t.shape[-1]) for t in (key_states, value_states)])
+            self.kv.append(
+                [key_states.new_empty(*shape, t.shape[-1]) for t in (key_states, value_states)]
+            )
         rows = torch.arange(key_states.shape[0], device=key_states.device)[:, None]
         for i, new in enumerate((key_states, value_states)):
             old = self.kv[layer_idx][i]
             if old.shape[2] < self.width:  # grow by half, so that decoding copies seldom
-                grown = old.new_zeros(*old.shape[:2], max(self.width, old.shape[2] * 3 // 2), old.shape[3])
+                grown = old.new_zeros(
+                    *old.shape[:2], max(self.width, old.shape[2] * 3 // 2), old.shape[3]
+                )
                 grown[:, :, : old.shape[2]] = old
                 self.kv[layer_idx][i] = old = grown
             old[rows, :, self.positions] = new.transpose(1, 2)
@@ -61,7 +70,8 @@ class RaggedCache(Cache):
 class HFEngine:
     """``Engine`` over a Hugging Face model in this process.
 
-    The model is the trained policy itself, so syncing means raising the version and dropping the cache.
+    The model is the trained policy itself, so syncing means raising the version and dropping the
+    cache.
     """
 
     Config = HFConfig
@@ -76,9 +86,13 @@ class HFEngine:
 
     def _drop(self) -> None:
         self._cache = RaggedCache()
-        self._sessions: dict[str, tuple[int, tuple[int, ...]]] = {}  # session -> (row, ids whose KV is stored)
+        self._sessions: dict[
+            str, tuple[int, tuple[int, ...]]
+        ] = {}  # session -> (row, ids whose KV is stored)
 
-    def sync_weights(self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int) -> None:
+    def sync_weights(
+        self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int
+    ) -> None:
         """The weights are shared: only the version and the cache change."""
         self.policy_version = version
         self._drop()
@@ -88,7 +102,9 @@ class HFEngine:
         self._drop()
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None) -> list[Completion]:
+    def generate(
+        self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None
+    ) -> list[Completion]:
         """Continue each prompt; same order. Sessions that are not in the call lose their cache."""
         if not prompts:
             return []
@@ -97,21 +113,27 @@ class HFEngine:
         try:
             return self._decode(prompts, self._prefill(prompts), progress)
         except torch.OutOfMemoryError as error:
-            raise EngineError(f"hf engine: out of memory with {len(prompts)} prompts; lower rollout.live") from error
+            raise EngineError(
+                f"hf engine: out of memory with {len(prompts)} prompts; lower rollout.live"
+            ) from error
         finally:
             self.policy.train(was_training)
 
     def _prefill(self, prompts: Sequence[Prompt]) -> Tensor:
         """Run what is not cached of each prompt; hidden states [B, D] at the last token of each."""
         known = [self._sessions.get(p.session) if p.session else None for p in prompts]
-        start = [k[1] and len(k[1]) if k and p.ids[: len(k[1])] == k[1] else 0 for k, p in zip(known, prompts, strict=True)]
+        start = [
+            k[1] and len(k[1]) if k and p.ids[: len(k[1])] == k[1] else 0
+            for k, p in zip(known, prompts, strict=True)
+        ]
         start = [min(s, len(p.ids) - 1) for s, p in zip(start, prompts, strict=True)]
         device = self.policy.device
         if any(start):
             rows = [k[0] if k and s else 0 for k, s in zip(known, start, strict=True)]
             self._cache.select(torch.tensor(rows, device=device))
             return self._run([p.ids[s:] for p, s in zip(prompts, start, strict=True)], start)
-        self._drop()  # nothing to reuse: run each distinct prompt once, the G rollouts of a task share it
+        # nothing to reuse: run each distinct prompt once, the G rollouts of a task share it
+        self._drop()
         first: dict[tuple[int, ...], int] = {}
         index = torch.tensor([first.setdefault(p.ids, len(first)) for p in prompts], device=device)
         hidden = self._run(list(first), [0] * len(first))
@@ -119,26 +141,41 @@ class HFEngine:
         return hidden[index]
 
     def _run(self, chunks: Sequence[tuple[int, ...]], start: Sequence[int]) -> Tensor:
-        """Forward of ragged chunks that begin at ``start``; hidden states [B, D] at the last token of each chunk."""
+        """Forward of ragged chunks that begin at ``start``; hidden states [B, D] at the last token
+        of each chunk.
+        """
         device = self.policy.device
         lengths = torch.tensor([len(c) for c in chunks], device=device)
         longest = int(lengths.max())
         ids = torch.tensor([c + (0,) * (longest - len(c)) for c in chunks], device=device)
-        # padding writes behind the row's end, where later tokens overwrite it before anything looks there
-        positions = torch.tensor(start, device=device)[:, None] + torch.arange(longest, device=device)
+        # padding writes behind the row's end, where later tokens overwrite it before anything looks
+        # there
+        positions = torch.tensor(start, device=device)[:, None] + torch.arange(
+            longest, device=device
+        )
         hidden = self._forward(ids, positions, int(positions.max()) + 1)
         return hidden[torch.arange(len(chunks), device=device), lengths - 1]
 
     def _forward(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
         self._cache.positions, self._cache.width = positions, width
         visible = torch.arange(width, device=ids.device) <= positions[:, None, :, None]
-        if self.policy.model.config._attn_implementation == "eager":  # eager attention adds its mask
-            visible = torch.zeros_like(visible, dtype=self.policy.model.dtype).masked_fill(~visible, float("-inf"))
+        if (
+            self.policy.model.config._attn_implementation == "eager"
+        ):  # eager attention adds its mask
+            visible = torch.zeros_like(visible, dtype=self.policy.model.dtype).masked_fill(
+                ~visible, float("-inf")
+            )
         return self.policy.hidden(
-            ids, attention_mask=visible, position_ids=positions, past_key_values=self._cache, use_cache=True
+            ids,
+            attention_mask=visible,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
         )
 
-    def _decode(self, prompts: Sequence[Prompt], hidden: Tensor, progress: Callable[[int], None] | None) -> list[Completion]:
+    def _decode(
+        self, prompts: Sequence[Prompt], hidden: Tensor, progress: Callable[[int], None] | None
+    ) -> list[Completion]:
         device, count = self.policy.device, len(prompts)
         budget = max(p.max_new_tokens for p in prompts)
         noise = torch.stack([_uniforms(p, budget) for p in prompts]).to(device)
@@ -166,13 +203,17 @@ class HFEngine:
             if not any(live):
                 break
             # a row that is done feeds its last token again at the same place, which changes nothing
-            position = torch.tensor([len(p.ids) + len(i) - 1 for p, i in zip(prompts, ids, strict=True)], device=device)
+            position = torch.tensor(
+                [len(p.ids) + len(i) - 1 for p, i in zip(prompts, ids, strict=True)], device=device
+            )
             last = torch.tensor([i[-1] for i in ids], device=device)
             width = max(width, int(position.max()) + 1)
             hidden = self._forward(last[:, None], position[:, None], width)[:, 0]
         self.generated_tokens += sum(map(len, ids))
         self._sessions = {
-            p.session: (row, p.ids + tuple(ids[row][:-1])) for row, p in enumerate(prompts) if p.session
+            p.session: (row, p.ids + tuple(ids[row][:-1]))
+            for row, p in enumerate(prompts)
+            if p.session
         }
         return [
             Completion(
@@ -194,13 +235,16 @@ class HFEngine:
 
 def _uniforms(prompt: Prompt, count: int) -> Tensor:
     """The turn's own noise: a function of ``prompt.seed`` alone."""
-    return torch.rand(count, generator=torch.Generator().manual_seed(prompt.seed), dtype=torch.float64)
+    return torch.rand(
+        count, generator=torch.Generator().manual_seed(prompt.seed), dtype=torch.float64
+    )
 
 
 def _sample(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse-CDF sampling of [B, V] logits with one uniform [B] each; tokens and log-probs [B].
 
-    The log-prob is that of softmax(logits / T), the distribution that was sampled; greedy rows (T = 0) report T = 1.
+    The log-prob is that of softmax(logits / T), the distribution that was sampled; greedy rows (T =
+    0) report T = 1.
     """
     greedy = temperature == 0
     logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)

@@ -26,16 +26,22 @@ class ScriptedEngine:
         self.policy_version = 0
         self.calls: list[list[Prompt]] = []
 
-    def generate(self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None) -> list[Completion]:
+    def generate(
+        self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None
+    ) -> list[Completion]:
         """Answer each prompt."""
         self.calls.append(list(prompts))
         return [self._complete(p, self.respond(p, self.codec.decode(p.ids))) for p in prompts]
 
     def _complete(self, prompt: Prompt, text: str) -> Completion:
         ids = tuple(self.codec.encode(text))[: prompt.max_new_tokens]
-        return Completion(ids, (0.0,) * len(ids), text, len(ids) == prompt.max_new_tokens, self.policy_version)
+        return Completion(
+            ids, (0.0,) * len(ids), text, len(ids) == prompt.max_new_tokens, self.policy_version
+        )
 
-    def sync_weights(self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int) -> None:
+    def sync_weights(
+        self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int
+    ) -> None:
         """Raise the version."""
         self.policy_version = version
 

@@ -47,7 +47,9 @@ def sampled(engine: HFEngine, prompt: tuple[int, ...], seed: int, tokens: int) -
     return engine.generate([Prompt(prompt, tokens, 1.0, seed, CODEC.stop_ids)])[0]
 
 
-def episode(engine: HFEngine, task: Task, index: int, success: bool, skill: Skill | None = None) -> Trajectory:
+def episode(
+    engine: HFEngine, task: Task, index: int, success: bool, skill: Skill | None = None
+) -> Trajectory:
     """A real sampled conversation of one to four turns."""
     rng = random.Random(f"{task.id}{index}{skill is not None}")
     opening = f"Your question: {task.id}?\nAnswer."
@@ -57,7 +59,9 @@ def episode(engine: HFEngine, task: Task, index: int, success: bool, skill: Skil
         completion = sampled(engine, ids, rng.randrange(10**6), rng.randint(1, 9))
         turns.append(Turn(ids, anchor, completion, "a", "seen", 0.0, True))
         ids = CODEC.extend(ids + completion.ids, f"seen {k}")
-    return Trajectory(task, index, tuple(turns), success, float(success), Stop.DONE, 4, opening, skill)
+    return Trajectory(
+        task, index, tuple(turns), success, float(success), Stop.DONE, 4, opening, skill
+    )
 
 
 def iteration(policy: Policy, broken: int = 0) -> Iteration:
@@ -71,7 +75,14 @@ def iteration(policy: Policy, broken: int = 0) -> Iteration:
             played[k] = replace(played[k], stop=Stop.ERROR, success=False, score=0.0)
         it.groups.append(RolloutGroup(task, tuple(played)))
         prompt = CODEC.start(f"Your question: write {task.id}")[0]
-        skill = Skill(played[-1], "look first, then answer it now", "procedural", "too short" if i == 2 else "", prompt, sampled(engine, prompt, i, 12))
+        skill = Skill(
+            played[-1],
+            "look first, then answer it now",
+            "procedural",
+            "too short" if i == 2 else "",
+            prompt,
+            sampled(engine, prompt, i, 12),
+        )
         it.skills.append(skill)
         if skill.valid:
             treated = tuple(episode(engine, task, k, success=True, skill=skill) for k in range(2))
@@ -80,7 +91,7 @@ def iteration(policy: Policy, broken: int = 0) -> Iteration:
 
 
 def module(algorithm: Algorithm, it: Iteration, policy: Policy, reference: Policy) -> PolicyModule:
-    m = PolicyModule(policy, algorithm, RunConfig(), reference)
+    m = PolicyModule(policy, algorithm, RunConfig(), None, reference)  # type: ignore[arg-type]
     m.iteration = it
     return m
 
@@ -107,16 +118,22 @@ MAKE: dict[str, Callable[[], Algorithm]] = {
 
 @pytest.mark.parametrize("name", MAKE)
 def test_micro_batches_order_and_padding_do_not_matter(name: str) -> None:
-    """Lessons case 4: gradient of 1, 2, 3, 50 micro-batches (some empty), shuffled rows, one row at a time."""
+    """Lessons case 4: gradient of 1, 2, 3, 50 micro-batches (some empty), shuffled rows, one row at
+    a time.
+    """
     policy, reference = policies()
     m = module(MAKE[name](), iteration(policy), policy, reference)
     samples = rows_of(m)
     whole = gradient(m, samples, 1)
     assert whole.norm() > 1e-4
     for micro in (2, 3, 50):
-        assert torch.allclose(gradient(m, samples, micro), whole, rtol=1e-4, atol=1e-6 * float(whole.norm()))
+        assert torch.allclose(
+            gradient(m, samples, micro), whole, rtol=1e-4, atol=1e-6 * float(whole.norm())
+        )
     random.Random(0).shuffle(samples)
-    assert torch.allclose(gradient(m, samples, 2), whole, rtol=1e-4, atol=1e-6 * float(whole.norm()))
+    assert torch.allclose(
+        gradient(m, samples, 2), whole, rtol=1e-4, atol=1e-6 * float(whole.norm())
+    )
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -146,7 +163,11 @@ def test_weights_do_not_depend_on_the_number_of_rows() -> None:
     it.groups = [RolloutGroup(g.task, tuple(map(forked, g.trajectories))) for g in it.groups]
     cut = algorithm.credit(it, {})
     assert len(cut) > len(whole)
-    for get in (lambda s: s.credits["actor"].weight, lambda s: s.credits["actor"].value, lambda s: s.engine_logprobs):
+    for get in (
+        lambda s: s.credits["actor"].weight,
+        lambda s: s.credits["actor"].value,
+        lambda s: s.engine_logprobs,
+    ):
         assert torch.equal(torch.cat([get(s) for s in whole]), torch.cat([get(s) for s in cut]))
 
 
@@ -156,11 +177,15 @@ def test_broken_episodes_leave_statistics_and_loss() -> None:
     samples = GRPO(GRPOConfig(), 0).credit(it, {})
     assert len(samples) == 9
     values = [float(s.credits["actor"].value[0]) for s in samples[:3]]
-    assert values == pytest.approx([-0.57735, -0.57735, 1.1547], abs=1e-3)  # scores 0, 0, 1 of the three left
+    assert values == pytest.approx(
+        [-0.57735, -0.57735, 1.1547], abs=1e-3
+    )  # scores 0, 0, 1 of the three left
 
 
 def test_engine_and_trainer_agree_and_the_empty_teacher_is_the_student() -> None:
-    """fp32: engine log-probs == trainer's within 1e-5; a view without a skill scores as the student does."""
+    """fp32: engine log-probs == trainer's within 1e-5; a view without a skill scores as the student
+    does.
+    """
     policy, reference = policies()
     m = module(MAKE["grpo"](), iteration(policy), policy, reference)
     samples = m.algorithm.credit(m.iteration, {})
@@ -184,7 +209,9 @@ def test_rsipo_with_its_terms_off_is_grpo() -> None:
 
 
 def test_teacher_scores_belong_to_the_skill_prompt() -> None:
-    """The teacher view is exactly the prompt that a replay acts on: ids with the section at the anchor."""
+    """The teacher view is exactly the prompt that a replay acts on: ids with the section at the
+    anchor.
+    """
     policy, reference = policies()
     m = module(MAKE["rsipo"](), iteration(policy), policy, reference)
     group, skill = m.iteration.groups[0], m.iteration.skills[0]

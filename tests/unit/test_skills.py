@@ -53,7 +53,9 @@ def test_compact_prompt_is_short() -> None:
 
 
 def test_dollars_and_braces_in_data_are_data() -> None:
-    text = analysis_messages(episode(opening="Your question: is $task {worth} $$5?"), "full")[0].content
+    text = analysis_messages(episode(opening="Your question: is $task {worth} $$5?"), "full")[
+        0
+    ].content
     assert "is $task {worth} $$5?" in text
 
 

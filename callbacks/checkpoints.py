@@ -1,0 +1,137 @@
+"""``Checkpoints``: whole updates only, complete files only.
+
+A checkpoint is the state between two updates. Lightning saves at the end of an epoch, where its
+counters still say that the epoch runs, and on an exception, where they say that one has begun; a
+resumed run would then skip hooks of the next epoch. So the counters are always written as they
+stand between two epochs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint
+
+from rsipo_lightning.callbacks.host import updates_made
+from rsipo_lightning.errors import CheckpointError
+
+FOLDER = "checkpoints"
+
+
+class Checkpoints(Checkpoint):
+    """Writes ``checkpoints/update-000030.ckpt``, by the number of updates made.
+
+    Before the first update, every ``every`` updates, after the last one, where a run is stopped,
+    and where rollouts or replays raise. Lightning calls it after all other callbacks, and its
+    ``on_train_epoch_end`` after the module's.
+    """
+
+    def __init__(self, folder: Path, every: int, keep: int) -> None:
+        self.folder = folder / FOLDER
+        self.every = every
+        self.keep = max(1, keep)
+        self._between = False  # nothing of an update has been done since the last one was finished
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._between = True
+        if trainer.is_global_zero:
+            for part in self.folder.glob("*.part"):
+                _remove(part)
+        if updates_made(trainer) == 0 and not self._path(0).exists():
+            self.save(trainer, 0)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Rollouts and replays are behind us; the module's hook, which follows, changes the state
+        # of the algorithm (running statistics), and the batches change gradients and weights.
+        self._between = False
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        updates = updates_made(trainer)
+        self._between = True
+        last = trainer.should_stop or updates == trainer.max_epochs
+        if last or updates % self.every == 0:
+            self.save(trainer, updates)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        # With several ranks the others may not come here, and saving is collective.
+        if self._between and trainer.world_size == 1:
+            updates = updates_made(trainer)
+            if not self._path(updates).exists():
+                self.save(trainer, updates)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        _between_epochs(checkpoint["loops"]["fit_loop"])
+
+    def save(self, trainer: pl.Trainer, updates: int) -> None:
+        """Write one under a name that ``latest`` does not know, rename it, remove old ones."""
+        path = self._path(updates)
+        part = path.with_name(path.name + ".part")
+        try:
+            trainer.save_checkpoint(part)  # returns on all ranks when all have written
+            if trainer.is_global_zero:
+                if path.exists():  # left by a run that was killed later than it is resumed
+                    _remove(path)
+                os.replace(part, path)
+                for old in saved(self.folder)[: -self.keep]:
+                    _remove(old)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {path}: {error}; older checkpoints are untouched, "
+                "make room or give the rights, then go on with --resume"
+            ) from error
+
+    def _path(self, updates: int) -> Path:
+        return self.folder / f"update-{updates:06d}.ckpt"
+
+
+def latest(run: Path) -> Path:
+    """The newest complete checkpoint of a run folder; CheckpointError if there is none."""
+    found = saved(run / FOLDER)
+    if not found:
+        raise CheckpointError(f"no complete checkpoint in {run / FOLDER}; start a new run instead")
+    return found[-1]
+
+
+def saved(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    numbered = [
+        (int(match[1]), path)
+        for path in folder.glob("update-*.ckpt")
+        if (match := re.fullmatch(r"update-(\d+)\.ckpt", path.name)) and _complete(path)
+    ]
+    return [path for _, path in sorted(numbered)]
+
+
+def _complete(path: Path) -> bool:
+    # A name without .part is complete unless the machine died while the disk was still writing:
+    # a file of torch.save is a zip with its directory at the end. Sharded strategies write folders.
+    return any(path.iterdir()) if path.is_dir() else zipfile.is_zipfile(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _between_epochs(fit: dict[str, Any]) -> None:
+    """Counters of Lightning's fit loop as they are when one epoch is over and none has begun."""
+    epochs = fit["epoch_progress"]["current"]["processed"]
+    for counters in (fit["epoch_progress"]["total"], fit["epoch_progress"]["current"]):
+        counters.update(dict.fromkeys(counters, epochs))
+    batches = fit["epoch_loop.batch_progress"]
+    total, current = batches["total"], batches["current"]
+    total.update(dict.fromkeys(total, total["completed"]))
+    current.update(dict.fromkeys(current, 0))
+    batches["is_last_batch"] = False

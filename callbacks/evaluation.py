@@ -1,0 +1,164 @@
+"""Success on tasks that training does not see: ``evaluate`` and the callback that calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import lightning.pytorch as pl
+
+from rsipo_lightning.callbacks.eval_result import EvalResult, Tally
+from rsipo_lightning.callbacks.host import host, updates_made
+from rsipo_lightning.callbacks.progress import announce
+from rsipo_lightning.config import EvalSection
+from rsipo_lightning.metrics import gather, rank_of_ranks
+from rsipo_lightning.protocols import TaskSuite
+from rsipo_lightning.types import Role, RolloutGroup, Task, Trajectory
+
+KEY = 0  # "update" of every evaluation's sampling noise: what differs between two is the weights
+
+
+class Play(Protocol):
+    """``PolicyModule.play``."""
+
+    def __call__(
+        self, tasks: Sequence[Task], role: Role, n: int, temperature: float, update: int
+    ) -> list[RolloutGroup]: ...
+
+
+def choose(suite: TaskSuite, split: str, n: int) -> list[Task]:
+    """At most n tasks of a split, each once; always the same ones, whatever the run's seed.
+
+    Drawn, not the first n: files are often sorted by source.
+    """
+    tasks = suite.tasks(split)
+    picked = random.Random(f"tasks of {split}").sample(range(len(tasks)), min(n, len(tasks)))
+    unique = {task.id: task for task in (tasks[i] for i in sorted(picked))}
+    return list(unique.values())
+
+
+def evaluate(
+    suite: TaskSuite,
+    tasks: Sequence[Task],
+    play: Play,
+    *,
+    split: str,
+    temperature: float,
+    on_groups: Callable[[list[RolloutGroup]], None] | None = None,
+) -> EvalResult:
+    """Play each task once and count by task type. Collective: ranks share the tasks."""
+    start = time.monotonic()
+    rank, ranks = rank_of_ranks()
+    groups = play(tasks[rank::ranks], Role.EVAL, 1, temperature, KEY)
+    if on_groups is not None:
+        on_groups(groups)
+    mine: dict[str, Tally] = {}
+    for group in groups:
+        for trajectory in group.trajectories:
+            mine[group.task.type] = mine.get(group.task.type, Tally()) + _tally(trajectory)
+    everyone: list[dict[str, Tally]] = gather(mine)
+    seen = {name for part in everyone for name in part}
+    order = [*suite.types, *sorted(seen.difference(suite.types))]
+    types = {
+        name: sum((part[name] for part in everyone if name in part), Tally())
+        for name in order
+        if name in seen
+    }
+    return EvalResult(suite.name, split, temperature, types, time.monotonic() - start)
+
+
+class Evaluation(pl.Callback):
+    """The same test tasks before and after training, validation tasks in between.
+
+    Results go to ``eval.json`` of the run folder at once, so that a resumed run does not repeat
+    them. Stands after RolloutCollector (which syncs the weights) and before MetricsLogger.
+    ``on_groups(trainer, pl_module, groups)`` is where the transcripts go.
+    """
+
+    def __init__(
+        self,
+        suite: TaskSuite,
+        folder: Path,
+        config: EvalSection,
+        on_groups: Callable[[pl.Trainer, pl.LightningModule, list[RolloutGroup]], None]
+        | None = None,
+    ) -> None:
+        self.suite = suite
+        self.file = folder / "eval.json"
+        self.config = config
+        self.on_groups = on_groups
+        self.before: EvalResult | None = None
+        self.after: EvalResult | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self.file.exists():
+            stored = json.loads(self.file.read_text(encoding="utf-8"))
+            self.before, self.after = (
+                EvalResult.from_json(stored[name]) if name in stored else None
+                for name in ("before", "after")
+            )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.before is None and updates_made(trainer) == 0 and self.config.episodes:
+            self.before = self._test(trainer, pl_module, 0)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        updates = updates_made(trainer)
+        if not (self.config.every and self.config.val_episodes) or updates % self.config.every:
+            return
+        result = self._look(trainer, pl_module, "val", self.config.val_episodes)
+        metrics = host(pl_module).iteration.metrics
+        for key, value in result.row("val").items():
+            metrics.mean(key, value)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.finish(trainer, pl_module)
+
+    def finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The look at the end, once; a run that was stopped early has none.
+
+        For a run that is resumed after its last update, where Lightning calls no hook of training.
+        """
+        updates = updates_made(trainer)
+        if self.after is None and updates == trainer.max_epochs and self.config.episodes:
+            self.after = self._test(trainer, pl_module, updates)
+
+    def _test(self, trainer: pl.Trainer, pl_module: pl.LightningModule, step: int) -> EvalResult:
+        result = self._look(trainer, pl_module, "test", self.config.episodes)
+        for logger in trainer.loggers:
+            logger.log_metrics(result.row("test"), step=step)
+        if trainer.is_global_zero:
+            self._store("before" if step == 0 else "after", result)
+        return result
+
+    def _look(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, split: str, n: int
+    ) -> EvalResult:
+        announce(trainer, split)
+        sink = self.on_groups
+        return evaluate(
+            self.suite,
+            choose(self.suite, split, n),
+            host(pl_module).play,
+            split=split,
+            temperature=self.config.temperature,
+            on_groups=None if sink is None else lambda groups: sink(trainer, pl_module, groups),
+        )
+
+    def _store(self, name: str, result: EvalResult) -> None:
+        stored = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
+        part = self.file.with_name(self.file.name + ".part")
+        part.write_text(json.dumps(stored | {name: result.to_json()}, indent=1), encoding="utf-8")
+        os.replace(part, self.file)
+
+
+def _tally(trajectory: Trajectory) -> Tally:
+    if not trajectory.scored:
+        return Tally(broken=1)
+    valid = sum(turn.valid for turn in trajectory.turns)
+    return Tally(1, int(trajectory.success), trajectory.steps, valid)

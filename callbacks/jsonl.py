@@ -1,0 +1,32 @@
+"""Files of one JSON object a line that a resumed run can go on writing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows at the end, on disk when this returns to the caller's next step."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(lines)
+
+
+def keep_until(path: Path, update: int) -> None:
+    """Drop what was written after that update, and a line that a kill cut off: it is made again."""
+    if not path.exists():
+        return
+    part = path.with_name(path.name + ".part")
+    with path.open(encoding="utf-8") as old, part.open("w", encoding="utf-8") as new:
+        for line in old:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if row["update"] <= update:
+                new.write(line)
+    os.replace(part, path)

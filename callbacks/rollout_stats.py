@@ -1,0 +1,55 @@
+"""What rollouts and replays look like in numbers. Pure: groups in, values into a ``Metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rsipo_lightning import keys
+from rsipo_lightning.metrics import Metrics
+from rsipo_lightning.types import ReplayResult, RolloutGroup, Stop, Trajectory
+
+
+def add_rollouts(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
+    """``rollout/*`` and ``reward/*``. Broken episodes count in error_frac and stop_*_frac only."""
+    for group in groups:
+        for trajectory in group.trajectories:
+            metrics.mean(keys.ERROR, not trajectory.scored)
+            for reason in Stop:
+                metrics.mean(keys.stop(reason.value), trajectory.stop is reason)
+        for trajectory in group.scored:
+            _add_episode(metrics, trajectory)
+        if group.scored:
+            scores = {trajectory.score for trajectory in group.scored}
+            metrics.mean(keys.ZERO_STD, len(scores) == 1)
+
+
+def _add_episode(metrics: Metrics, trajectory: Trajectory) -> None:
+    task = trajectory.task
+    metrics.mean(keys.SUCCESS, trajectory.success)
+    metrics.mean(keys.by_type("rollout", task.env, task.type), trajectory.success)
+    metrics.mean(keys.SCORE, trajectory.score)
+    metrics.mean(keys.TURNS, trajectory.steps)
+    for turn in trajectory.turns:
+        metrics.mean(keys.VALID_ACTION, turn.valid)
+        metrics.mean(keys.TRUNCATED, turn.completion.truncated)
+        metrics.mean(keys.ACTION_TOKENS, len(turn.completion.ids))
+
+
+def add_replays(metrics: Metrics, replays: Sequence[ReplayResult]) -> None:
+    """``replay/*``. Better and worse compare success rates, not utilities (methods.md 11.3)."""
+    for result in replays:
+        if result.gain is not None:
+            metrics.mean(keys.GAIN, result.gain)
+        treated, control = success_rate(result.treated), success_rate(result.control)
+        if treated is None or control is None:
+            continue
+        metrics.mean(keys.TREATED_SUCCESS, treated)
+        metrics.mean(keys.CONTROL_SUCCESS, control)
+        metrics.mean(keys.TEACHER_BETTER, treated > control)
+        metrics.mean(keys.TEACHER_WORSE, treated < control)
+
+
+def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
+    """Share of successes among the episodes that did not break; None if all did."""
+    scored = [trajectory for trajectory in trajectories if trajectory.scored]
+    return sum(t.success for t in scored) / len(scored) if scored else None
