@@ -91,8 +91,13 @@ def _fit(argv: list[str]) -> int:
         check_writable(composed.config)
     from rsipo_lightning import build
 
-    build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
-    return 0
+    result = build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
+    if not result.interrupted:
+        return 0
+    print(
+        f"rsipo-fit: stopped by Ctrl-C; {RunFolder(result.folder).how_to_go_on()}", file=sys.stderr
+    )
+    return INTERRUPTED
 
 
 def _eval(argv: list[str]) -> int:

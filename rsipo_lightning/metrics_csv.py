@@ -13,14 +13,15 @@ UPDATE = "update"
 class MetricsCsv:
     """A table that grows by one row per update, and by a column when a key is seen first.
 
-    ``write`` is what MetricsLogger calls. The file is complete after each call.
+    The file is complete after each ``write``. Of a run that is resumed, the rows that are made
+    again are replaced.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: list[str] = [UPDATE]
         self.rows: list[dict[str, str]] = []
-        if path.exists():  # of the run that is resumed
+        if path.exists():
             with path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
                 # A row that a kill cut off lacks columns; its update is made again.
@@ -28,24 +29,10 @@ class MetricsCsv:
                 self.columns = list(reader.fieldnames or [UPDATE])
 
     def write(self, update: int, row: Mapping[str, float]) -> None:
-        """Add a row. A key without a column gets one; earlier rows are empty there."""
-        new = {UPDATE: str(update), **{key: repr(value) for key, value in row.items()}}
-        self.rows.append(new)
-        added = [key for key in new if key not in self.columns]
-        if added or not self.path.exists():
-            self.columns += added
-            self._rewrite()
-            return
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self.columns, restval="").writerow(new)
-
-    def truncate_after(self, update: int) -> None:
-        """Drop the rows of later updates: a resumed run makes them again."""
-        self.rows = [row for row in self.rows if int(row[UPDATE]) <= update]
-        if self.path.exists():
-            self._rewrite()
-
-    def _rewrite(self) -> None:
+        """Add a row, in place of those of this and later updates. New keys get columns."""
+        new = {UPDATE: str(update), **{key: str(value) for key, value in row.items()}}
+        self.rows = [*(old for old in self.rows if int(old[UPDATE]) < update), new]
+        self.columns += [key for key in new if key not in self.columns]
         part = self.path.with_name(self.path.name + ".part")
         with part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns, restval="")

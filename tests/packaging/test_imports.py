@@ -81,9 +81,18 @@ def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
         "import rsipo_lightning",
         "import rsipo_lightning.config",
         "import rsipo_lightning.registry",
+        "from rsipo_lightning import compose",
+        "from rsipo_lightning.cli import fit_main; assert fit_main(['--list']) == 0",
+        "from rsipo_lightning.cli import fit_main; fit_main(['--help'])",
+        "from rsipo_lightning.cli import eval_main; eval_main(['--help'])",
+        "from rsipo_lightning.cli import fit_main; assert fit_main(['--nope']) == 2",
+        "import rsipo_lightning.run_folder",
     ],
 )
 def test_no_torch_is_imported_by(statement: str) -> None:
-    code = f"{statement}\nimport sys; assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    code = (
+        f"import sys\ntry:\n    {statement}\nexcept SystemExit as end:\n    assert not end.code\n"
+        "assert not {'torch', 'transformers', 'lightning'} & set(sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
