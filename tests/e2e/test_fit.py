@@ -1,0 +1,246 @@
+"""``rsipo-fit`` as a user runs it: the tiny policy, the built-in world, all files read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rsipo_lightning import compose, fit
+from rsipo_lightning.cli import eval_main, fit_main
+from rsipo_lightning.environments.retriever import BM25Retriever
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "trainer.updates=2",
+    "rollout.tasks=4",
+    "eval.episodes=12",
+    "eval.every=2",
+    "eval.val_episodes=8",
+)
+NAMES = (  # promised to tools
+    "rollout/success_frac",
+    "rollout/valid_action_frac",
+    "rollout/turns_mean",
+    "loss/total",
+    "loss/actor",
+    "policy/kl_mean",
+    "policy/mismatch_kl_mean",
+    "optim/grad_norm",
+    "time/rollout_s",
+    "time/update_s",
+    "progress/policy_version",
+    "val/success_frac",
+)
+RSIPO_NAMES = (
+    "replay/gain_mean",
+    "replay/teacher_better_frac",
+    "replay/teacher_worse_frac",
+    "trust/omega_mean",
+    "skill/valid_frac",
+    "skill/procedural_frac",
+    "skill/format_frac",
+    "skill/recovery_frac",
+    "skill/other_frac",
+    "loss/teacher",
+    "loss/writer",
+    "time/replay_s",
+)
+
+
+def run(algo: str, folder: Path, *more: str) -> Path:
+    assert fit_main(["--algo", algo, "--env", "search", *SMALL, f"run.dir={folder}", *more]) == 0
+    return folder
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    """metrics.csv without ``time/*``, the only columns that may differ between equal runs."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder / "policy")
+    return dict(model.state_dict())
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished RSIPO run that several tests look at."""
+    return run("rsipo", tmp_path_factory.mktemp("runs") / "rsipo")
+
+
+def test_a_run_writes_what_it_promises(done: Path) -> None:
+    record = json.loads((done / "run.json").read_text())
+    assert record["command"].startswith("rsipo-fit --algo rsipo --env search trainer.updates=2")
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["result"]["updates"] == 2
+    assert record["result"]["after"]["overall"]["n"] == 12
+    assert record["data"]["source"] == "world"
+    assert record["cpu_s"] > 0
+    rows = metrics(done)
+    assert [row["update"] for row in rows] == ["1", "2"]
+    played = jsonl(done / "trajectories.jsonl")
+    assert {row["role"] for row in played} == {"eval", "student", "replay"}
+    written = jsonl(done / "skills.jsonl")
+    assert len(written) == 8  # one per task and update
+    assert {"text", "category", "type", "gain", "trust", "valid"} <= written[0].keys()
+    assert sorted(p.name for p in (done / "checkpoints").iterdir()) == [
+        "update-000001.ckpt",
+        "update-000002.ckpt",
+    ]
+
+
+def test_tensorboard_has_the_promised_names(done: Path) -> None:
+    events = EventAccumulator(str(done))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    missing = {*NAMES, *RSIPO_NAMES} - tags
+    assert not missing
+    assert any(tag.startswith("rollout/search/bridge") for tag in tags)
+    assert any(tag.startswith("trust/") and tag.count("/") == 2 for tag in tags)
+    assert [point.step for point in events.Scalars("loss/total")] == [1, 2]
+    versions = [point.value for point in events.Scalars("progress/policy_version")]
+    assert versions == [1.0, 2.0]
+    texts = {tag.split("/text_summary")[0] for tag in events.Tags()["tensors"]}
+    assert {"transcript/student_and_replay", "skills/latest"} <= texts
+
+
+def test_the_policy_folder_is_the_trained_policy(done: Path) -> None:
+    """It loads like any model, its weights are those of the last checkpoint and moved from the start."""
+    state = torch.load(done / "checkpoints" / "update-000002.ckpt", weights_only=True)
+    trained = {k.removeprefix("policy.model."): v for k, v in state["state_dict"].items()}
+    exported = weights(done)
+    assert all(torch.equal(trained[name], value) for name, value in exported.items())
+    start = AutoModelForCausalLM.from_pretrained(ROOT / "rsipo_lightning/models/tiny").state_dict()
+    assert any(not torch.equal(start[name], value) for name, value in exported.items())
+    tokenizer = AutoTokenizer.from_pretrained(done / "policy")
+    assert tokenizer.decode(tokenizer.encode("Ünïcode, 漢字 & 🙂")) == "Ünïcode, 漢字 & 🙂"
+
+
+def test_checkpoints_hold_the_type_moments(done: Path) -> None:
+    state = torch.load(done / "checkpoints" / "update-000002.ckpt", weights_only=True)
+    moments = state["rsipo"]["algorithm"]["shrinkage"]
+    assert "*" in moments
+    assert moments["*"]["n"] > 0
+
+
+def test_its_config_makes_the_run_again_and_another_seed_another(done: Path, tmp_path: Path) -> None:
+    """Same seed and threads: identical metrics but for time/*, tokens and weights."""
+    config = str(done / "config.yaml")
+    assert fit_main(["--config", config, f"run.dir={tmp_path / 'again'}"]) == 0
+    assert metrics(tmp_path / "again") == metrics(done)
+    assert jsonl(tmp_path / "again" / "trajectories.jsonl") == jsonl(done / "trajectories.jsonl")
+    again, first = weights(tmp_path / "again"), weights(done)
+    assert all(torch.equal(again[name], first[name]) for name in first)
+    assert fit_main(["--config", config, f"run.dir={tmp_path / 'other'}", "seed=1"]) == 0
+    assert metrics(tmp_path / "other") != metrics(done)
+
+
+def test_engine_and_trainer_agree(done: Path) -> None:
+    """fp32: the largest difference of a sampled token's log-prob between engine and trainer."""
+    assert all(float(row["policy/mismatch_max"]) < 1e-5 for row in metrics(done))
+
+
+@pytest.mark.parametrize("algo", ["grpo", "rsipo"])
+def test_resume_is_exact(algo: str, tmp_path: Path) -> None:
+    """Four updates, and two, a resume and two more: the same metrics, transcripts and weights."""
+    straight = run(algo, tmp_path / "straight", "trainer.updates=4")
+    parts = run(algo, tmp_path / "parts")
+    assert fit_main(["--resume", str(parts), "trainer.updates=4"]) == 0
+    assert metrics(parts) == metrics(straight)
+    assert [r for r in jsonl(parts / "trajectories.jsonl") if r["role"] != "eval"] == [
+        r for r in jsonl(straight / "trajectories.jsonl") if r["role"] != "eval"
+    ]
+    one, other = weights(straight), weights(parts)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    events = EventAccumulator(str(parts))
+    events.Reload()
+    assert [p.step for p in events.Scalars("loss/total")] == [1, 2, 3, 4]
+
+
+def test_from_python(tmp_path: Path) -> None:
+    config = compose(
+        algo="grpo", env="search", overrides=[*SMALL, "trainer.updates=1", f"run.root={tmp_path}"]
+    )
+    result = fit(config)
+    assert result.before is not None
+    assert result.folder.parent == tmp_path / "search" / "grpo"
+    assert (result.folder / "policy" / "config.json").is_file()
+
+
+def test_ctrl_c_finishes_the_update_and_can_be_resumed(tmp_path: Path) -> None:
+    """A real process and a real SIGINT: exit code 130, a checkpoint, and how to go on."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "rsipo_lightning", "--algo", "rsipo", "--env", "search"]
+    process = subprocess.Popen(
+        [*command, *SMALL, "trainer.updates=50", "eval.episodes=0", f"run.dir={folder}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while not (folder / "metrics.csv").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert f"rsipo-fit --resume {folder}" in err
+    made = len(metrics(folder))
+    assert 1 <= made < 50
+    assert (folder / "checkpoints" / f"update-{made:06d}.ckpt").exists()
+    assert fit_main(["--resume", str(folder), f"trainer.updates={made + 1}"]) == 0
+    assert len(metrics(folder)) == made + 1
+
+
+def test_a_dead_retriever_stops_the_run_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not scored as reward 0: exit code 75, and the run goes on once the retriever is back."""
+    search, calls = BM25Retriever.search, []
+
+    def dies(self: BM25Retriever, queries: list[str], k: int) -> Any:
+        calls.append(queries)
+        if len(calls) > 4:  # in the rollouts of the second update
+            raise ConnectionError("gone")
+        return search(self, queries, k)
+
+    monkeypatch.setattr(BM25Retriever, "search", dies)
+    folder = tmp_path / "run"
+    more = ("eval.episodes=0", "eval.every=0", "checkpoint.every=9")
+    argv = ["--algo", "grpo", "--env", "search", *SMALL, *more, f"run.dir={folder}"]
+    assert fit_main(argv) == 75
+    err = capsys.readouterr().err
+    assert "the retriever failed" in err
+    assert "update-000001.ckpt" in err  # saved where it stopped, although checkpoint.every=9
+    monkeypatch.setattr(BM25Retriever, "search", search)
+    assert fit_main(["--resume", str(folder)]) == 0
+    straight = run("grpo", tmp_path / "straight", *more)
+    assert metrics(folder) == metrics(straight)
+
+
+def test_eval_of_a_run_and_of_a_model(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run's last look is found again; a plain model folder is taken as well."""
+    capsys.readouterr()
+    assert eval_main([str(done), "--episodes", "12"]) == 0
+    after = json.loads((done / "eval.json").read_text())["after"]["overall"]
+    assert f"{after['success_frac']:.1%}" in capsys.readouterr().out
+    assert eval_main([str(done / "policy"), "--env", "search", "--episodes", "4"]) == 0
+    assert "4" in capsys.readouterr().out
