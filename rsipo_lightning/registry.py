@@ -55,6 +55,4 @@ def load(kind: str, name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise PluginError(
-            f"{kind[:-1]} '{name}' ({found}) cannot be imported: {error}"
-        ) from error
+        raise PluginError(f"{kind[:-1]} '{name}' ({found}) cannot be imported: {error}") from error
