@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from rsipo_lightning.algorithms.base import Algorithm, AlgorithmConfig, C, Stream, Sums, active
+from rsipo_lightning.algorithms.base import Algorithm, AlgorithmConfig, Stream, Sums, active
 from rsipo_lightning.algorithms.credit import actor_rows, group_advantages
 from rsipo_lightning.algorithms.losses import k3_to_reference, negative_entropy, surrogate
 from rsipo_lightning.checks import one_of, within
@@ -38,11 +39,13 @@ class GRPOConfig(AlgorithmConfig):
             within(f"algo.{key}", getattr(self, key), 0, math.inf)
 
 
-class GRPO(Algorithm[C]):
+G = TypeVar("G", bound=GRPOConfig)
+
+
+class GRPO(Algorithm[G]):
     """Group-relative policy optimisation."""
 
     Config = GRPOConfig
-    config: GRPOConfig
 
     @property
     def streams(self) -> Mapping[str, Stream]:

@@ -95,7 +95,6 @@ class RSIPO(GRPO[RSIPOConfig]):
     """
 
     Config = RSIPOConfig
-    config: RSIPOConfig
 
     def __init__(self, config: RSIPOConfig, seed: int, codec: Any = None) -> None:
         super().__init__(config, seed, codec)
@@ -106,8 +105,8 @@ class RSIPO(GRPO[RSIPOConfig]):
         """The group is split into halves, and a half of one has no variance."""
         if rollout.group % 2 or rollout.group < 4:
             raise ConfigError(
-                f"rollout.group={rollout.group}: RSIPO splits a group into evidence and control halves "
-                "and needs an even number of at least 4"
+                f"rollout.group={rollout.group}: RSIPO splits a group into evidence and control "
+                "halves and needs an even number of at least 4"
             )
 
     @property

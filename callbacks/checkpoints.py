@@ -1,9 +1,8 @@
 """``Checkpoints``: whole updates only, complete files only.
 
-A checkpoint is the state between two updates. Lightning saves at the end of an epoch, where its
-counters still say that the epoch runs, and on an exception, where they say that one has begun; a
-resumed run would then skip hooks of the next epoch. So the counters are always written as they
-stand between two epochs.
+A checkpoint is the state between two updates. Where rollouts or replays raise, Lightning's counters
+say that an epoch has begun, and a resumed run would skip that epoch's hooks; at the end of an epoch
+they say that it is not yet over. So they are always written as they stand between two epochs.
 """
 
 from __future__ import annotations
@@ -100,6 +99,11 @@ def latest(run: Path) -> Path:
     if not found:
         raise CheckpointError(f"no complete checkpoint in {run / FOLDER}; start a new run instead")
     return found[-1]
+
+
+def updates_of(checkpoint: Path) -> int:
+    """Updates made before a checkpoint was written, from its name."""
+    return int(checkpoint.stem.removeprefix("update-"))
 
 
 def saved(folder: Path) -> list[Path]:

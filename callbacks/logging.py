@@ -9,13 +9,17 @@ import lightning.pytorch as pl
 
 from rsipo_lightning import keys
 from rsipo_lightning.callbacks import board
-from rsipo_lightning.callbacks.host import host
+from rsipo_lightning.callbacks.host import host, updates_made
 
 
 class RowWriter(Protocol):
     """Takes one row per update: ``MetricsCsv``, ``Progress``."""
 
-    def write(self, update: int, row: dict[str, float]) -> None: ...
+    def truncate_after(self, update: int) -> None:
+        """The run starts or goes on after that update: later rows will be made again."""
+
+    def write(self, update: int, row: dict[str, float]) -> None:
+        """The figures of an update that is finished."""
 
 
 class MetricsLogger(pl.Callback):
@@ -29,6 +33,9 @@ class MetricsLogger(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         board.add_layout(trainer)
+        if trainer.is_global_zero:
+            for writer in self.writers:
+                writer.truncate_after(updates_made(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         module = host(pl_module)

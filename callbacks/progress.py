@@ -46,6 +46,11 @@ class Progress(pl.Callback):
         if self._bars is not None and self._phase is not None:
             self._bars.advance(self._phase, n)
 
+    def truncate_after(self, update: int) -> None:
+        """Show how far a resumed run had come."""
+        if self._bars is not None and self._run is not None:
+            self._bars.update(self._run, completed=update)
+
     def write(self, update: int, row: Mapping[str, float]) -> None:
         """Show the figures of an update that is finished."""
         now = time.monotonic()
@@ -60,7 +65,7 @@ class Progress(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since = time.monotonic()
         if trainer.is_global_zero and self.console.is_terminal:
-            self._start(trainer.current_epoch)
+            self._start()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.phase("rollout")
@@ -89,7 +94,7 @@ class Progress(pl.Callback):
     ) -> None:
         self._stop()
 
-    def _start(self, done: int) -> None:
+    def _start(self) -> None:
         self._bars = Bars(
             TextColumn("{task.description:<10}"),
             BarColumn(bar_width=20),
@@ -99,7 +104,7 @@ class Progress(pl.Callback):
             console=self.console,
             refresh_per_second=2,  # drawing takes time from the only core of a small machine
         )
-        self._run = self._bars.add_task("updates", total=self.updates, completed=done, figures="")
+        self._run = self._bars.add_task("updates", total=self.updates, figures="")
         self._phase = self._bars.add_task("start", total=None, figures="")
         self._bars.start()
 

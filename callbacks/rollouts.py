@@ -82,6 +82,7 @@ class RolloutCollector(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """The update is done: the engine gets the new weights."""
+        pl_module.iteration.metrics.mean("time/update_s", pl_module.close_update())
         pl_module.version += 1
         self._sync(pl_module)
 

@@ -2,7 +2,7 @@
 
     expert = demonstrate(task, random.Random(0), "workflow")
     observation = episode.reset(task)
-    response = expert.act(observation)          # "<search>Amber Fountain</search>"
+    response = expert.act(observation)          # "<search> Amber Fountain</search>"
 
     skill = random.Random(0).choice(skills("bridge2", "misleading"))
     expert = demonstrate(task, random.Random(0), skill.plan)   # what obeying that skill looks like
@@ -59,10 +59,10 @@ class Expert:
 
     def _search(self, name: str) -> str:
         self._searched.append(name)
-        return f"<search>{name}</search>"
+        return f"<search> {name}</search>"
 
     def _answer(self, text: str) -> str:
-        return f"<answer>{text}</answer>"
+        return f"<answer> {text}</answer>"
 
     def _answer_visible(self) -> str:
         """Any visible name or year, of the kind that the question asks for."""
@@ -135,7 +135,7 @@ class Expert:
         if len(self._shown) > 2:
             return self._guess()
         name = self.rng.choice(self._names)
-        forms = "<search>{}</answer>", "<answer>{}</search>", "{}</search>", "<search></search>"
+        forms = "<search> {}</answer>", "<answer> {}</search>", " {}</search>", "<search></search>"
         return self.rng.choice(forms).format(name)
 
 

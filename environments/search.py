@@ -199,7 +199,9 @@ class SearchEpisode:
             if config.prompt == "full":
                 lines.append(f"Doc {i}(Title: {title}) {text}")
             else:  # short: a title that its text repeats is left out
-                lines.append(text if title in text else f"{title}: {text}")
+                # A word behind a space and one at the start of a line are two tokens to most
+                # tokenizers; a policy that must learn to copy gets one of them everywhere.
+                lines.append(f" {text}" if title in text else f" {title}: {text}")
         return "\n".join(("<information>", *(lines or [EMPTY]), "</information>"))
 
 

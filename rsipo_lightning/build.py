@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+import transformers
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from rsipo_lightning import registry
 from rsipo_lightning.algorithms.base import Algorithm, active
-from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest
-from rsipo_lightning.callbacks.evaluation import EvalResult, Evaluation, choose, evaluate, table
+from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest, updates_of
+from rsipo_lightning.callbacks.eval_result import EvalResult, table
+from rsipo_lightning.callbacks.evaluation import Evaluation, choose
+from rsipo_lightning.callbacks.evaluation import evaluate as look_at
 from rsipo_lightning.callbacks.interrupt import Interrupt
 from rsipo_lightning.callbacks.logging import MetricsLogger
 from rsipo_lightning.callbacks.progress import Progress
@@ -29,6 +34,7 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import DataError
+from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy, load_model, load_tokenizer
 from rsipo_lightning.protocols import TaskSuite
@@ -70,8 +76,6 @@ def parts(config: RunConfig) -> Parts:
     for split in ("train", "test") if config.eval.episodes else ("train",):
         if not len(suite.tasks(split)):
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
-    if config.trainer.threads:
-        torch.set_num_threads(config.trainer.threads)
     policy = Policy(load_model(config.model.path, config.model.dtype))
     engine = registry.load("engines", component("engine", config.groups["engine"]))(
         policy, codec.tokenizer
@@ -83,27 +87,53 @@ def parts(config: RunConfig) -> Parts:
 def fit(
     config: RunConfig, resume: str | Path | None = None, command: Sequence[str] = ()
 ) -> FitResult:
-    """Train; ``resume`` is a run folder, whose config ``config`` must be. Writes the run folder
-    only once all is built.
+    """Train; ``resume`` is the folder of a run, whose config ``config`` must be.
+
+    Nothing is written before everything is built. Raises what ``parts`` raises, then EngineError,
+    EnvironmentFault, CheckpointError and KeyboardInterrupt with a note on how to go on.
     """
     began = time.perf_counter(), time.process_time()
+    _quiet()
     checkpoint = latest(Path(resume)) if resume else None
+    if config.trainer.threads:
+        torch.set_num_threads(config.trainer.threads)
     made = parts(config)
-    folder = (
-        RunFolder.open(Path(resume))
-        if resume
-        else RunFolder.create(config, command, made.suite.describe())
-    )
-    console = Console()
-    reference = _reference(made)
-    module = PolicyModule(made.policy, made.algorithm, config, made.player, reference)
-    interrupt = Interrupt()
+    if resume:
+        folder = RunFolder.open(resume)
+        folder.resumed(config, command)
+    else:
+        folder = RunFolder.create(config, command, made.suite.describe())
+    console = Console(stderr=False)
+    with folder.resumable():
+        result, module, trainer = _train(config, made, folder, checkpoint, console)
+        if trainer.is_global_zero:
+            made.policy.model.save_pretrained(folder.path / "policy")
+            made.codec.tokenizer.save_pretrained(folder.path / "policy")
+            wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+            folder.finish(_summary(result, module.version), wall, cpu)
+            if result.before or result.after:
+                console.print(table(result.before, result.after))
+            line = f"{module.version} updates in {wall:.0f} s ({cpu:.0f} CPU s): {folder.path}"
+            console.print(line, soft_wrap=True, highlight=False)
+        if result.interrupted:
+            raise KeyboardInterrupt
+    return result
+
+
+def _train(
+    config: RunConfig, made: Parts, folder: RunFolder, checkpoint: Path | None, console: Console
+) -> tuple[FitResult, PolicyModule, L.Trainer]:
+    t = config.trainer
+    module = PolicyModule(made.policy, made.algorithm, config, made.player, _reference(made))
     transcripts = Transcripts(folder.path, config.log.groups)
     evaluation = Evaluation(
         made.suite, folder.path, config.eval, on_groups=transcripts.write_evaluation
     )
-    metrics_csv = folder.metrics_csv()
-    display = [Progress(config.trainer.updates, console)] if config.log.progress else []
+    table_of_metrics = MetricsCsv(folder.path / "metrics.csv")
+    done = updates_of(checkpoint) if checkpoint else 0
+    table_of_metrics.truncate_after(done)
+    display = [Progress(t.updates, console)] if config.log.progress else []
+    interrupt = Interrupt()
     callbacks: list[L.Callback] = [
         *display,
         RolloutCollector(made.player, made.suite.tasks("train"), config),
@@ -111,11 +141,10 @@ def fit(
         SkillCategory(),
         transcripts,
         evaluation,
-        MetricsLogger([metrics_csv, *display]),
+        MetricsLogger([table_of_metrics, *display]),
         interrupt,
         Checkpoints(folder.path, config.checkpoint.every, config.checkpoint.keep),
     ]
-    t = config.trainer
     trainer = L.Trainer(
         accelerator=t.accelerator,
         devices=t.devices,
@@ -123,7 +152,9 @@ def fit(
         max_epochs=t.updates,
         accumulate_grad_batches=t.micro_batches,
         gradient_clip_val=config.optim.clip or None,
-        logger=[TensorBoardLogger(str(folder.path), name="", version="")],
+        logger=TensorBoardLogger(
+            str(folder.path), name="", version="", purge_step=done + 1, default_hp_metric=False
+        ),
         callbacks=callbacks,
         log_every_n_steps=1,
         num_sanity_val_steps=0,
@@ -134,24 +165,32 @@ def fit(
     )
     try:
         with interrupt:
-            trainer.fit(module, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+            trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
             evaluation.finish(trainer, module)
     finally:
         made.player.engine.close()
         made.suite.close()
     result = FitResult(folder.path, evaluation.before, evaluation.after, interrupt.presses > 0)
-    if trainer.is_global_zero:
-        made.policy.model.save_pretrained(folder.path / "policy")
-        made.codec.tokenizer.save_pretrained(folder.path / "policy")
-        wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-        folder.finish({"updates": module.version}, wall, cpu)
-        if evaluation.after or evaluation.before:
-            console.print(table(evaluation.before, evaluation.after))
-        console.print(
-            f"{module.version} updates, {wall:.0f} s ({cpu:.0f} CPU s). Run folder: {folder.path}",
-            soft_wrap=True,
-        )
-    return result
+    return result, module, trainer
+
+
+def _quiet() -> None:
+    """Libraries keep their tips and bars to themselves; their warnings about our use stay."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)")  # of Lightning itself
+    warnings.filterwarnings("ignore", ".*module.s. in eval mode at the start of training")
+    warnings.filterwarnings("ignore", ".*does not have many workers")
+
+
+def _summary(result: FitResult, updates: int) -> dict[str, Any]:
+    """What run.json keeps of the result."""
+    looks = {"before": result.before, "after": result.after}
+    return {
+        "updates": updates,
+        "interrupted": result.interrupted,
+        **{name: look.to_json() for name, look in looks.items() if look},
+    }
 
 
 def _reference(made: Parts) -> Policy | None:
@@ -161,11 +200,26 @@ def _reference(made: Parts) -> Policy | None:
     return copy.deepcopy(made.policy).eval().requires_grad_(False)
 
 
-def test(config: RunConfig, split: str, episodes: int | None) -> EvalResult:
-    """Success of ``model.path`` on a split, each task once."""
+def evaluate(
+    path: str | Path, config: RunConfig, split: str | None = None, episodes: int | None = None
+) -> EvalResult:
+    """Success of the policy in the folder of a run or of a model, each task once.
+
+    ``split`` is "train", "val", "test" (default) or "all"; ``episodes`` caps the number of tasks.
+    """
+    _quiet()
+    path = Path(path)
+    folder = path / "policy" if (path / "policy").is_dir() else path
+    config = replace(config, model=replace(config.model, path=str(folder)))
+    if config.trainer.threads:
+        torch.set_num_threads(config.trainer.threads)
     made = parts(config)
     module = PolicyModule(made.policy, made.algorithm, config, made.player)
-    tasks = choose(made.suite, split, episodes or len(made.suite.tasks(split)))
-    return evaluate(
-        made.suite, tasks, module.play, split=split, temperature=config.eval.temperature
+    tasks = choose(made.suite, split or "test", episodes or config.eval.episodes)
+    console = Console()
+    result = look_at(
+        made.suite, tasks, module.play, split=split or "test", temperature=config.eval.temperature
     )
+    made.suite.close()
+    console.print(table(None, result))
+    return result

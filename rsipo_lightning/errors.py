@@ -1,4 +1,4 @@
-"""Named errors. Each is also the stdlib type that a caller expects, and says what and what to do."""
+"""Named errors. Each is also the stdlib type that a caller expects, and says what to do."""
 
 from __future__ import annotations
 

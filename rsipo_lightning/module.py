@@ -28,7 +28,7 @@ from rsipo_lightning.types import Iteration, MicroBatch, Role, RolloutGroup, Sam
 
 
 class PolicyModule(L.LightningModule):
-    """The policy under training. It offers ``play`` to callbacks and never acts of its own accord."""
+    """The policy under training; it offers ``play`` to callbacks."""
 
     iteration: Iteration  # filled by the callbacks before on_train_epoch_start of this module
 
@@ -58,6 +58,8 @@ class PolicyModule(L.LightningModule):
         """credit -> reduce -> score -> shape -> split."""
         self._started = time.perf_counter()
         it, trainer = self.iteration, self.run_config.trainer
+        for name in (*self.streams, "total"):
+            it.metrics.total(f"loss/{name}", 0.0)  # also where no row has the stream
         self._check_fresh(it)
         sums = sum_over_ranks(self.algorithm.statistics(it))
         samples = self.score(self.algorithm.credit(it, sums))
@@ -74,7 +76,8 @@ class PolicyModule(L.LightningModule):
         stale = {c.policy_version for c in completions} - {self.version}
         if stale:
             raise EngineError(
-                f"the engine sampled with policy version {sorted(stale)}, the policy is {self.version}"
+                f"the engine sampled with policy version {sorted(stale)}, "
+                f"the policy is {self.version}"
             )
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -161,7 +164,8 @@ class PolicyModule(L.LightningModule):
         loss = self.objective(micro)
         if not torch.isfinite(loss):
             raise FloatingPointError(
-                f"loss is {float(loss)} in update {self.version + 1}; lower optim.lr or the coefficients"
+                f"loss is {float(loss)} in update {self.version + 1}; "
+                "lower optim.lr or the coefficients"
             )
         return loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
 
@@ -172,7 +176,7 @@ class PolicyModule(L.LightningModule):
         fixed = logp.detach()
         batch.scores = {name: torch.where(s.isnan(), fixed, s) for name, s in batch.scores.items()}
         batch.old_logprobs = batch.scores.get("old", fixed)
-        loss = logp.sum() * 0.0
+        loss: Tensor = logp.sum() * 0.0
         for name, term in self.terms(batch, logp, micro.denominators).items():
             self.iteration.metrics.total(f"loss/{name}", float(term.detach()))
             loss = loss + term
@@ -227,16 +231,23 @@ class PolicyModule(L.LightningModule):
             )
         self.iteration.metrics.mean("optim/grad_norm", float(norm))
 
-    def on_train_epoch_end(self) -> None:
-        """Record the time of credit, scoring and training."""
-        self.iteration.metrics.mean("time/update_s", time.perf_counter() - self._started)
+    def close_update(self) -> float:
+        """Forget the micro-batches; seconds that credit, scoring and training took.
+
+        Called by the first callback: Lightning runs this module's own on_train_epoch_end after
+        the callbacks', when the metrics have been written.
+        """
         self._parts = []
+        return time.perf_counter() - self._started
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW on all parameters."""
         o = self.run_config.optim
         return torch.optim.AdamW(
-            self.policy.parameters(), lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay
+            self.policy.parameters(),
+            lr=o.lr,
+            betas=(o.betas[0], o.betas[1]),
+            weight_decay=o.weight_decay,
         )
 
     # ---- what callbacks use
@@ -293,5 +304,5 @@ class _Parts(Dataset[MicroBatch]):
         return self.module._parts[index]
 
 
-def _as_is(item: MicroBatch) -> MicroBatch:
+def _as_is(item: Any) -> Any:
     return item

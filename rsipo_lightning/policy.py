@@ -33,7 +33,8 @@ class Policy(nn.Module):
 
     @property
     def body(self) -> nn.Module:
-        return self.model.get_decoder()  # type: ignore[no-any-return]
+        body: nn.Module = self.model.get_decoder()
+        return body
 
     @property
     def device(self) -> torch.device:
@@ -45,7 +46,8 @@ class Policy(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, D] -> [M, V] float32."""
-        return self.model.get_output_embeddings()(hidden).float()  # type: ignore[misc]
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        return logits.float()
 
     def forward(self, ids: Tensor, mask: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of the masked tokens and entropies of their distributions.
@@ -90,7 +92,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
         raise DataError(
             f"model.path: the tokenizer of '{path}' has no chat template; use an instruct model"
         )
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
@@ -101,7 +103,7 @@ def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
         )
     except (OSError, ValueError, KeyError) as error:
         raise DataError(_cannot(path, "model", error)) from error
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _cannot(path: str, what: str, error: Exception) -> str:

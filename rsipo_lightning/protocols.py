@@ -113,7 +113,7 @@ class TaskSuite(ABC):
                 results.append(error)
         return results
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most suites hold nothing)
         """Free what the episodes share. May be called twice."""
 
 

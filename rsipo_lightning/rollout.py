@@ -103,7 +103,8 @@ class Player:
         episode.ids, episode.anchor = self.codec.start(episode.opening, skill)
         if len(episode.ids) + sampling.max_new_tokens > sampling.context:
             episode.fail(
-                f"first prompt of {len(episode.ids)} tokens does not fit rollout.context={sampling.context}"
+                f"first prompt of {len(episode.ids)} tokens does not fit "
+                f"rollout.context={sampling.context}"
             )
 
     def _turn(self, live: list[_Episode], sampling: Sampling) -> None:

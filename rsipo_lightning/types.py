@@ -51,6 +51,8 @@ class Task:
 
 
 class Message(NamedTuple):
+    """One message of a conversation."""
+
     role: str  # "system", "user" or "assistant"
     content: str
 

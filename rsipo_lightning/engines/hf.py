@@ -121,16 +121,14 @@ class HFEngine:
 
     def _prefill(self, prompts: Sequence[Prompt]) -> Tensor:
         """Run what is not cached of each prompt; hidden states [B, D] at the last token of each."""
-        known = [self._sessions.get(p.session) if p.session else None for p in prompts]
+        known = [self._sessions.get(p.session, (0, ())) for p in prompts]  # (row, ids)
         start = [
-            k[1] and len(k[1]) if k and p.ids[: len(k[1])] == k[1] else 0
-            for k, p in zip(known, prompts, strict=True)
+            min(len(ids), len(p.ids) - 1) if p.ids[: len(ids)] == ids else 0
+            for (_, ids), p in zip(known, prompts, strict=True)
         ]
-        start = [min(s, len(p.ids) - 1) for s, p in zip(start, prompts, strict=True)]
         device = self.policy.device
         if any(start):
-            rows = [k[0] if k and s else 0 for k, s in zip(known, start, strict=True)]
-            self._cache.select(torch.tensor(rows, device=device))
+            self._cache.select(torch.tensor([row for row, _ in known], device=device))
             return self._run([p.ids[s:] for p, s in zip(prompts, start, strict=True)], start)
         # nothing to reuse: run each distinct prompt once, the G rollouts of a task share it
         self._drop()
@@ -219,7 +217,7 @@ class HFEngine:
             Completion(
                 ids=tuple(ids[row]),
                 logprobs=tuple(logprobs[row]),
-                text=self.tokenizer.decode(ids[row], skip_special_tokens=True),
+                text=self._text(ids[row]),
                 truncated=not stopped[row],
                 policy_version=self.policy_version,
                 temperature=prompts[row].temperature or 1.0,
@@ -229,8 +227,13 @@ class HFEngine:
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
-            self._pieces[token] = self.tokenizer.decode([token])
+            self._pieces[token] = self._text([token], special=True)
         return self._pieces[token]
+
+    def _text(self, ids: list[int], special: bool = False) -> str:
+        text = self.tokenizer.decode(ids, skip_special_tokens=not special)
+        assert isinstance(text, str)  # a list only for a list of lists
+        return text
 
 
 def _uniforms(prompt: Prompt, count: int) -> Tensor:

@@ -107,7 +107,7 @@ class Suite(TaskSuite):
 
 
 class Numbers(Dataset[torch.Tensor]):
-    """Lazy, like the micro-batches of the real run: what is read was made in on_train_epoch_start."""
+    """Lazy, like micro-batches: what is read was made in on_train_epoch_start."""
 
     def __init__(self, module: Toy) -> None:
         self.module = module

@@ -57,8 +57,8 @@ def test_writes_every_n_and_the_last_and_keeps_the_newest(
 def test_a_fault_in_the_rollouts_leaves_a_checkpoint_that_repeats_the_update(
     make: SimpleNamespace, tmp_path: Path, uninterrupted: Any, at: int, every: int
 ) -> None:
+    collector = make.Collector(during=Fault(at))
     with pytest.raises(EnvironmentFault):
-        collector = make.Collector(during=Fault(at))
         make.fit(make.Toy(), tmp_path, [collector, Checkpoints(tmp_path, every, 9)], UPDATES)
     path = latest(tmp_path)
     assert path.name == f"update-{at:06d}.ckpt"
@@ -133,7 +133,7 @@ def test_latest_passes_over_what_is_not_complete(make: SimpleNamespace, tmp_path
 
 
 def test_no_checkpoint_at_all_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no complete checkpoint in .*checkpoints"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint in .*checkpoints"):
         latest(tmp_path)
 
 

@@ -1,0 +1,153 @@
+"""Evaluations before, during and after a toy run whose policy succeeds once it is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest
+from rsipo_lightning.callbacks.eval_result import EvalResult, Tally, table
+from rsipo_lightning.callbacks.evaluation import Evaluation, choose, evaluate
+from rsipo_lightning.callbacks.interrupt import Interrupt
+from rsipo_lightning.callbacks.logging import MetricsLogger
+from rsipo_lightning.callbacks.transcripts import Transcripts
+from rsipo_lightning.config import EvalSection
+from rsipo_lightning.types import Role, RolloutGroup, Stop
+
+CONFIG = EvalSection(episodes=10, every=2, val_episodes=4, temperature=0.7)
+
+
+def test_before_between_and_after(make: SimpleNamespace, tmp_path: Path) -> None:
+    module = make.Toy()
+    transcripts = Transcripts(tmp_path, groups=1)
+    evaluation = Evaluation(make.Suite(), tmp_path, CONFIG, transcripts.write_evaluation)
+    make.fit(module, tmp_path, [make.Collector(), transcripts, evaluation, MetricsLogger()], 3)
+
+    assert [(len(ids), role, n, t) for ids, role, n, t, _ in module.played] == [
+        (10, Role.EVAL, 1, 0.7),
+        (4, Role.EVAL, 1, 0.7),
+        (10, Role.EVAL, 1, 0.7),
+    ]
+    # same tasks and same noise before and after
+    assert module.played[0] == module.played[2]
+    assert len(set(module.played[0][0])) == 10
+    assert evaluation.before is not None
+    assert evaluation.after is not None
+    assert evaluation.before.types["two_hop"].success_frac == 0
+    assert evaluation.before.types["one_hop"].success_frac == 1
+    assert evaluation.after.overall.success_frac == 1
+
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    test = [(e.step, e.value) for e in events.Scalars("test/success_frac")]
+    assert test == [
+        (0, pytest.approx(evaluation.before.overall.success_frac)),
+        (3, 1.0),
+    ]
+    val = [(e.step, e.value) for e in events.Scalars("val/success_frac")]
+    assert val == [(2, 1.0)]
+    assert "val/search/two_hop/success_frac" in events.Tags()["scalars"]
+
+    lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()
+    roles = [(row["update"], row["role"]) for row in map(json.loads, lines)]
+    assert roles == [(0, "eval"), (2, "eval"), (3, "eval")]
+
+
+def test_a_resumed_run_does_not_repeat_the_look_before(
+    make: SimpleNamespace, tmp_path: Path
+) -> None:
+    config = EvalSection(episodes=10, every=0, temperature=1.0)
+    first = Evaluation(make.Suite(), tmp_path, config)
+    interrupt = Interrupt()
+    interrupt.presses = 1
+    callbacks = [make.Collector(), first, interrupt, Checkpoints(tmp_path, 1, 2)]
+    make.fit(make.Toy(), tmp_path, callbacks, 3)
+    assert first.before is not None
+    assert first.after is None  # stopped early
+
+    module, second = make.Toy(), Evaluation(make.Suite(), tmp_path, config)
+    callbacks = [make.Collector(), second, Checkpoints(tmp_path, 1, 2)]
+    make.fit(module, tmp_path, callbacks, 3, ckpt_path=latest(tmp_path))
+    assert len(module.played) == 1
+    assert second.before == first.before
+    assert second.after is not None
+
+
+def test_finish_looks_once_where_nothing_is_left_to_train(
+    make: SimpleNamespace, tmp_path: Path
+) -> None:
+    make.fit(make.Toy(), tmp_path, [make.Collector(), Checkpoints(tmp_path, 1, 2)], 2)
+    module, evaluation = make.Toy(), Evaluation(make.Suite(), tmp_path, CONFIG)
+    trainer = make.fit(module, tmp_path, [evaluation], 2, ckpt_path=latest(tmp_path))
+    assert evaluation.after is None
+    evaluation.finish(trainer, module)
+    evaluation.finish(trainer, module)
+    assert len(module.played) == 1
+    assert evaluation.after is not None
+
+
+def test_off(make: SimpleNamespace, tmp_path: Path) -> None:
+    module = make.Toy()
+    off = Evaluation(make.Suite(), tmp_path, EvalSection(episodes=0, every=0))
+    make.fit(module, tmp_path, [make.Collector(), off], 1)
+    assert module.played == []
+
+
+def test_counts_leave_broken_episodes_out(make: SimpleNamespace) -> None:
+    def play(tasks: object, *_: object) -> list[RolloutGroup]:
+        one, two = make.task("a", "one_hop"), make.task("b", "one_hop")
+        won = make.trajectory(one, True, [make.turn(), make.turn(valid=False), make.turn()])
+        return [
+            RolloutGroup(one, (won,)),
+            RolloutGroup(two, (make.trajectory(two, False, stop=Stop.ERROR),)),
+        ]
+
+    result = evaluate(make.Suite(), [], play, split="test", temperature=1.0)
+    tally = result.types["one_hop"]
+    assert tally == Tally(n=1, successes=1, turns=3, valid_turns=2, broken=1)
+    assert (tally.turns_mean, tally.valid_action_frac) == (3, 2 / 3)
+    assert result.row("val") == {"val/success_frac": 1, "val/search/one_hop/success_frac": 1}
+
+
+def test_nothing_played_has_no_success_key(make: SimpleNamespace) -> None:
+    result = evaluate(make.Suite(), [], lambda *_: [], split="val", temperature=1.0)
+    assert result.row("val") == {}
+
+
+def test_chosen_tasks_are_the_same_and_not_the_first(make: SimpleNamespace) -> None:
+    chosen = [task.id for task in choose(make.Suite(), "test", 10)]
+    assert chosen == [task.id for task in choose(make.Suite(), "test", 10)]
+    assert chosen != [f"test-{i}" for i in range(10)]
+    assert len(choose(make.Suite(), "test", 500)) == 20
+
+
+def test_json_and_back() -> None:
+    result = EvalResult("search", "test", 0.4, {"one_hop": Tally(8, 4, 16, 12, 1)}, 2.5)
+    assert EvalResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+def test_the_table_shows_intervals_and_change() -> None:
+    before = EvalResult("search", "test", 1.0, {"one_hop": Tally(10, 0), "two_hop": Tally(0)}, 1)
+    after = EvalResult("search", "test", 1.0, {"one_hop": Tally(10, 8), "two_hop": Tally(0)}, 1)
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(before, after))
+    lines = console.export_text().splitlines()
+    row = next(line for line in lines if "one_hop" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        "one_hop",
+        "0.0%",
+        "0.0% - 27.8%",
+        "10",
+        "80.0%",
+        "49.0% - 94.3%",
+        "10",
+        "+80.0",
+    ]
+    empty = next(line for line in lines if "two_hop" in line)
+    assert [cell.strip() for cell in empty.strip("│").split("│")][-1] == "-"
+    assert any("all" in line and "+80.0" in line for line in lines)
