@@ -91,13 +91,8 @@ def _fit(argv: list[str]) -> int:
         check_writable(composed.config)
     from rsipo_lightning import build
 
-    result = build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
-    if not result.interrupted:
-        return 0
-    print(
-        f"rsipo-fit: stopped by Ctrl-C; {RunFolder(result.folder).how_to_go_on()}", file=sys.stderr
-    )
-    return INTERRUPTED
+    build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
+    return 0
 
 
 def _eval(argv: list[str]) -> int:
