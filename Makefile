@@ -30,6 +30,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 
 lint: install
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: install
 	$(BIN)/mypy

@@ -224,9 +224,13 @@ class SearchSuite(TaskSuite):
         return self._source.types
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Tasks of "train", "val" or "test", types in turn (world) or in file order."""
-        if split not in SPLITS:
-            raise DataError(f"search has no split '{split}' (have: {', '.join(SPLITS)})")
+        """Tasks of "train", "val" or "test", types in turn (world) or in file order.
+
+        Files also have "all": every question of ``env.questions``.
+        """
+        if split not in self._source.splits:
+            have = ", ".join(self._source.splits)
+            raise DataError(f"search has no split '{split}' here (have: {have})")
         return self._source.tasks(split)
 
     def make(self) -> SearchEpisode:
@@ -332,6 +336,7 @@ class _World:
     """The built-in world: made in memory, questions when a split is first asked for."""
 
     types = TYPES
+    splits = SPLITS
 
     def __init__(self, seed: int) -> None:
         self._world = World(seed)
@@ -371,11 +376,13 @@ class _World:
 class _Files:
     """Real questions and passages."""
 
+    splits = (*SPLITS, "all")
+
     def __init__(self, config: SearchConfig) -> None:
         assert config.questions
         assert config.corpus
         self._files = {"questions": config.questions, "corpus": config.corpus}
-        train = read_questions(config.questions)
+        train = every = read_questions(config.questions)
         if config.eval_questions:
             self._files["eval_questions"] = config.eval_questions
             held = read_questions(config.eval_questions)
@@ -387,7 +394,7 @@ class _Files:
                     f"{config.questions}: too few rows to hold 10 % of them out; "
                     "give env.eval_questions"
                 )
-        self._tasks = {"train": train, "val": held, "test": held}
+        self._tasks = {"train": train, "val": held, "test": held, "all": every}
         self.types = tuple(sorted({task.type for task in train + held}))
         self.retriever = BM25Retriever.from_file(config.corpus)
 

@@ -201,11 +201,12 @@ def _reference(made: Parts) -> Policy | None:
 
 
 def evaluate(
-    path: str | Path, config: RunConfig, split: str | None = None, episodes: int | None = None
+    path: str | Path, config: RunConfig, split: str = "test", episodes: int | None = None
 ) -> EvalResult:
     """Success of the policy in the folder of a run or of a model, each task once.
 
-    ``split`` is "train", "val", "test" (default) or "all"; ``episodes`` caps the number of tasks.
+    ``split`` is one of the environment's; ``episodes`` caps the number of tasks, which is
+    ``eval.episodes`` unless given, and unlimited for the split "all".
     """
     _quiet()
     path = Path(path)
@@ -215,10 +216,11 @@ def evaluate(
         torch.set_num_threads(config.trainer.threads)
     made = parts(config)
     module = PolicyModule(made.policy, made.algorithm, config, made.player)
-    tasks = choose(made.suite, split or "test", episodes or config.eval.episodes)
+    limit = len(made.suite.tasks(split)) if split == "all" else config.eval.episodes
+    tasks = choose(made.suite, split, episodes or limit)
     console = Console()
     result = look_at(
-        made.suite, tasks, module.play, split=split or "test", temperature=config.eval.temperature
+        made.suite, tasks, module.play, split=split, temperature=config.eval.temperature
     )
     made.suite.close()
     console.print(table(None, result))

@@ -91,13 +91,8 @@ def _fit(argv: list[str]) -> int:
         check_writable(composed.config)
     from rsipo_lightning import build
 
-    result = build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
-    if not result.interrupted:
-        return 0
-    print(
-        f"rsipo-fit: stopped by Ctrl-C; {RunFolder(result.folder).how_to_go_on()}", file=sys.stderr
-    )
-    return INTERRUPTED
+    build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
+    return 0
 
 
 def _eval(argv: list[str]) -> int:
@@ -110,7 +105,7 @@ def _eval(argv: list[str]) -> int:
     add = parser.add_argument
     add("--env", metavar="E", help="environment (default: the run's)")
     add("--model", metavar="M", help="preset for a folder that is no run (default: tiny)")
-    add("--split", metavar="S", help="train, val or test (default: test)")
+    add("--split", metavar="S", help="train, val, test or all (default: test; all of env.questions=FILE)")
     add("--episodes", metavar="N", type=int, help="tasks to play (default: eval.episodes)")
     add("path", metavar="RUN_OR_MODEL_DIR", help="folder of a run, or one with a config.json")
     add("overrides", nargs="*", metavar="key=value", help="any key of rsipo-fit --print-config")
@@ -132,7 +127,10 @@ def _eval(argv: list[str]) -> int:
         raise DataError(f"{path} is neither the folder of a run ({CONFIG}) nor of a model")
     from rsipo_lightning import build
 
-    build.evaluate(path, config, split=args.split, episodes=args.episodes)
+    # A file that is named for this evaluation was not trained on: all of it counts.
+    named = any(item.startswith("env.questions=") for item in args.overrides)
+    split = args.split or ("all" if named else "test")
+    build.evaluate(path, config, split=split, episodes=args.episodes)
     return 0
 
 

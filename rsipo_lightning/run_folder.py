@@ -19,7 +19,6 @@ from typing import Any
 from rsipo_lightning.composing import plain, to_yaml
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError, RsipoError
-from rsipo_lightning.metrics_csv import MetricsCsv
 
 CONFIG = "config.yaml"
 RECORD = "run.json"
@@ -123,16 +122,6 @@ class RunFolder:
         record["result"] = plain(result)
         _write(self.path / RECORD, _json(record))
 
-    def metrics_csv(self) -> MetricsCsv:
-        """The table of the run, with the rows that it has so far."""
-        return MetricsCsv(self.path / "metrics.csv")
-
-    def how_to_go_on(self) -> str:
-        """Where the newest checkpoint is and how to resume; "" if there is none."""
-        checkpoints = sorted(self.path.glob("checkpoints/update-*.ckpt"))
-        resume = f"rsipo-fit --resume {shlex.quote(str(self.path))}"
-        return f"checkpoint: {checkpoints[-1]}; go on with: {resume}" if checkpoints else ""
-
     @contextmanager
     def resumable(self) -> Iterator[None]:
         """Errors that end the run inside get a note: where the checkpoint is, and how to go on.
@@ -142,8 +131,9 @@ class RunFolder:
         try:
             yield
         except (RsipoError, KeyboardInterrupt) as error:
-            if note := self.how_to_go_on():
-                error.add_note(note)
+            if checkpoints := sorted(self.path.glob("checkpoints/update-*.ckpt")):
+                resume = f"rsipo-fit --resume {shlex.quote(str(self.path))}"
+                error.add_note(f"checkpoint: {checkpoints[-1]}; go on with: {resume}")
             raise
 
 

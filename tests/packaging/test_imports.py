@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"codec", "skills", "tokens", "policy", "rollout", "replay"},
     {"algorithms"},
     {"module", "data", "strategy"},
-    {"callbacks", "sft", "tiny"},
+    {"callbacks", "tiny", "sft"},
     {"build", "testing"},
     {"listing", "cli"},
     {"__init__", "__main__"},
@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
 # that put parts together see them.
 NOUNS = {"types", "errors", "keys", "rng", "checks", "protocols"}
 BESIDE = {"environments": NOUNS, "engines": NOUNS | {"policy", "codec"}}
-SEES_BESIDE = {"sft", "tiny", "build", "testing"}
+SEES_BESIDE = {"tiny", "sft", "build", "testing"}
 # Data that is found by importlib.resources.
 DATA = {"configs", "models"}
 

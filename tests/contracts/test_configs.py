@@ -1,0 +1,76 @@
+"""Every YAML that is shipped, and every registered component, makes a run."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from rsipo_lightning import composing, registry
+from rsipo_lightning.composing import compose_with_origins, plain
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FILES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
+
+
+def flags_for(file: str) -> dict[str, str]:
+    """A choice of groups that applies the file."""
+    flags = {"algo": "rsipo", "env": "search"}
+    *folders, name = Path(file).with_suffix("").parts
+    if folders[0] == "tuned":
+        model, env = folders[1].split("-", 1)
+        return {"algo": name, "env": env, "model": model}
+    return {**flags, folders[0]: name}
+
+
+def leaves(patch: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in patch.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        elif f"{prefix}{name}" != "use":
+            yield f"{prefix}{name}", value
+
+
+def at(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = config[name]
+    return config
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_is_applied_and_says_only_what_differs(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origins = compose_with_origins(flags_for(file)).origins
+    patch = OmegaConf.to_container(OmegaConf.load(CONFIGS / file))
+    assert isinstance(patch, dict)
+    keys = dict(leaves(patch))
+    assert {key for key, origin in origins.items() if origin == f"configs/{file}"} <= set(keys)
+    assert set(keys) <= set(origins)
+
+    monkeypatch.setattr(composing, "_patches", lambda groups: [])
+    defaults = plain(compose_with_origins(flags_for(file)).config)
+    same = [key for key, value in keys.items() if at(defaults, key) == value]
+    if not file.startswith("tuned/"):  # which may set a value back that a lower file has changed
+        assert same == [], "these are the dataclass's defaults"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_says_what_it_is_in_its_first_line(file: str) -> None:
+    assert (CONFIGS / file).read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("env", registry.names("environments"))
+@pytest.mark.parametrize("algo", registry.names("algorithms"))
+def test_every_algorithm_composes_with_every_environment(algo: str, env: str) -> None:
+    config, _ = compose_with_origins({"algo": algo, "env": env})
+    for group, kind in (("algo", "algorithms"), ("env", "environments")):
+        loaded = registry.load(kind, config.groups[group])
+        assert type(getattr(config, group)) is loaded.Config
+
+
+@pytest.mark.parametrize("engine", registry.names("engines"))
+def test_every_engine_composes(engine: str) -> None:
+    flags = {"algo": "grpo", "env": "search", "engine": engine}
+    assert compose_with_origins(flags).config.groups["engine"] == engine
