@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 ARGS ?=
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 
 .PHONY: fit test check install lint types test-fast tiny-policy board dist clean
 
@@ -24,7 +25,11 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 # First and alone, so that no other package's range can ask for a CUDA build where there is no GPU.
-	command -v nvidia-smi >/dev/null || $(BIN)/python -m pip install torch==2.13.0
+# Where PyTorch's own index cannot be reached, torch comes from wherever pip is told to look.
+	command -v nvidia-smi >/dev/null || { \
+	  if curl --silent --fail --head --max-time 5 --output /dev/null $(TORCH_CPU)/torch/; \
+	  then $(BIN)/python -m pip install torch==2.13.0 --index-url $(TORCH_CPU); \
+	  else $(BIN)/python -m pip install torch==2.13.0; fi; }
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
