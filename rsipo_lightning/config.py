@@ -36,7 +36,7 @@ class TrainerSection:
     updates: int = 30  # optimizer iterations
     devices: int = 1  # ranks on this node
     accelerator: str = "auto"  # auto | cpu | gpu | mps
-    strategy: str = "auto"  # what Lightning's Trainer is given
+    strategy: str = "auto"  # auto | ddp
     minibatches: int = 1  # optimizer steps of one update's rollouts
     micro_batches: int = 4  # forwards of one optimizer step and rank; never changes the step
     threads: int = 0  # torch threads; 0 leaves torch's choice
@@ -45,6 +45,7 @@ class TrainerSection:
         for name in ("updates", "devices", "minibatches", "micro_batches"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
         at_least("trainer.threads", self.threads, 0)
+        one_of("trainer.strategy", self.strategy, ("auto", "ddp"))  # others are not tested
         one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu", "mps"))
 
 

@@ -86,6 +86,8 @@ def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
         ([*GOOD, "rollout.group=many"], "rollout.group=many: Value 'many' of type 'str'"),
         ([*GOOD, "algo.noise=loud"], "algo.noise=loud: must be one of"),
         ([*GOOD, "trainer.updates=0"], "trainer.updates=0: must be at least 1 (command line)"),
+        ([*GOOD, "rollout.group=5"], "rollout.group=5: RSIPO"),
+        ([*GOOD, "rollout.group=2"], "even number of at least 4"),
         ([*GOOD, "updates"], "'updates' is not key=value"),
         ([*GOOD, "run.dir=."], ". exists; choose another run.dir"),
         ([*GOOD, "run.root=/proc/none"], "cannot write to /proc: "),

@@ -280,6 +280,7 @@ class TestMistakes:
 BOUNDS = [
     ("model.dtype", ["bfloat16"], ["half"]),
     ("trainer.accelerator", ["cpu"], ["cpuu"]),
+    ("trainer.strategy", ["ddp"], ["dpp"]),
     ("trainer.updates", [1], [0]),
     ("trainer.devices", [1], [0]),
     ("trainer.minibatches", [1], [0]),
