@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import resource
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -186,8 +188,12 @@ def _quiet() -> None:
 def _summary(result: FitResult, updates: int) -> dict[str, Any]:
     """What run.json keeps of the result."""
     looks = {"before": result.before, "after": result.after}
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (
+        1024 if sys.platform == "darwin" else 1
+    )
     return {
         "updates": updates,
+        "peak_rss_mib": round(kib / 1024),
         "interrupted": result.interrupted,
         **{name: look.to_json() for name, look in looks.items() if look},
     }

@@ -105,7 +105,11 @@ def _eval(argv: list[str]) -> int:
     add = parser.add_argument
     add("--env", metavar="E", help="environment (default: the run's)")
     add("--model", metavar="M", help="preset for a folder that is no run (default: tiny)")
-    add("--split", metavar="S", help="train, val, test or all (default: test; all of env.questions=FILE)")
+    add(
+        "--split",
+        metavar="S",
+        help="train, val, test or all (default: test; all of env.questions=FILE)",
+    )
     add("--episodes", metavar="N", type=int, help="tasks to play (default: eval.episodes)")
     add("path", metavar="RUN_OR_MODEL_DIR", help="folder of a run, or one with a config.json")
     add("overrides", nargs="*", metavar="key=value", help="any key of rsipo-fit --print-config")

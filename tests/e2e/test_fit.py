@@ -141,7 +141,9 @@ def test_checkpoints_hold_the_type_moments(done: Path) -> None:
     assert moments["*"]["n"] > 0
 
 
-def test_its_config_makes_the_run_again_and_another_seed_another(done: Path, tmp_path: Path) -> None:
+def test_its_config_makes_the_run_again_and_another_seed_another(
+    done: Path, tmp_path: Path
+) -> None:
     """Same seed and threads: identical metrics but for time/*, tokens and weights."""
     config = str(done / "config.yaml")
     assert fit_main(["--config", config, f"run.dir={tmp_path / 'again'}"]) == 0
