@@ -35,7 +35,7 @@ from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.errors import DataError
+from rsipo_lightning.errors import ConfigError, DataError
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy, load_model, load_tokenizer
@@ -71,6 +71,7 @@ def parts(config: RunConfig) -> Parts:
     """Build, cheap checks first. Raises ConfigError, DataError, PluginError."""
     algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
     algorithm_class.check(config.algo, config.rollout)
+    _check_devices(config)
     codec = Codec(load_tokenizer(config.model.path))
     suite: TaskSuite = registry.load("environments", component("env", config.groups["env"]))(
         config.env, config.seed
@@ -131,9 +132,7 @@ def _train(
     evaluation = Evaluation(
         made.suite, folder.path, config.eval, on_groups=transcripts.write_evaluation
     )
-    table_of_metrics = MetricsCsv(folder.path / "metrics.csv")
     done = updates_of(checkpoint) if checkpoint else 0
-    table_of_metrics.truncate_after(done)
     display = [Progress(t.updates, console)] if config.log.progress else []
     interrupt = Interrupt()
     callbacks: list[L.Callback] = [
@@ -143,7 +142,7 @@ def _train(
         SkillCategory(),
         transcripts,
         evaluation,
-        MetricsLogger([table_of_metrics, *display]),
+        MetricsLogger([MetricsCsv(folder.path / "metrics.csv"), *display]),
         interrupt,
         Checkpoints(folder.path, config.checkpoint.every, config.checkpoint.keep),
     ]
@@ -183,6 +182,15 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)")  # of Lightning itself
     warnings.filterwarnings("ignore", ".*module.s. in eval mode at the start of training")
     warnings.filterwarnings("ignore", ".*does not have many workers")
+
+
+def _check_devices(config: RunConfig) -> None:
+    """Lightning would complain only once the run folder exists."""
+    t = config.trainer
+    gpus = torch.cuda.device_count()
+    wanted = t.accelerator in ("gpu", "cuda") or (t.accelerator == "auto" and gpus)
+    if wanted and t.devices > gpus:
+        raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
 
 
 def _summary(result: FitResult, updates: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Policy(nn.Module):
         return self.model.device
 
     def hidden(self, ids: Tensor, **kwargs: Any) -> Tensor:
-        """[B, L] ids -> [B, L, D]. Right padding needs no mask: causal attention never looks ahead."""
+        """[B, L] ids -> [B, L, D]. Right padding needs no mask: attention is causal."""
         return self.body(input_ids=ids, **kwargs).last_hidden_state  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -107,5 +107,7 @@ def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
 
 
 def _cannot(path: str, what: str, error: Exception) -> str:
+    if path == "tiny":
+        return f"the tiny policy is missing from {TINY}; make it with: make tiny-policy"
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return f"model.path: no {what} could be loaded from '{path}' (a folder or a hub name): {reason}"

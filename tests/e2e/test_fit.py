@@ -123,7 +123,9 @@ def test_tensorboard_has_the_promised_names(done: Path) -> None:
 
 
 def test_the_policy_folder_is_the_trained_policy(done: Path) -> None:
-    """It loads like any model, its weights are those of the last checkpoint and moved from the start."""
+    """It loads like any model, its weights are those of the last checkpoint and moved from the
+    start.
+    """
     state = torch.load(done / "checkpoints" / "update-000002.ckpt", weights_only=True)
     trained = {k.removeprefix("policy.model."): v for k, v in state["state_dict"].items()}
     exported = weights(done)
