@@ -69,7 +69,7 @@ def compose(
     """The config of a run.
 
     From the lowest to the highest: dataclass defaults, configs/model, env, trainer, engine, algo,
-    configs/tuned/<model>-<env>/<algo>.yaml, the file ``config``, ``overrides`` ("key=value").
+    configs/tuned/<model>-<env>/common.yaml and <algo>.yaml, the file ``config``, ``overrides`` ("key=value").
     A group that is not named is the one that the file names, else tiny, auto and hf.
 
     >>> compose(algo="rsipo", env="search", overrides=["seed=1", "rollout.group=16"])
@@ -176,8 +176,9 @@ def _have(group: str) -> str:
 def _patches(groups: Mapping[str, str]) -> list[Path]:
     """YAML files of the chosen members, each a patch of the whole tree, lowest first."""
     paths = [yaml_file(group, name) for group, name in groups.items()]
-    tuned = yaml_file(f"tuned/{groups['model']}-{groups['env']}", groups["algo"])
-    return [path for path in [*paths, tuned] if path.exists()]
+    pair = f"tuned/{groups['model']}-{groups['env']}"
+    tuned = [yaml_file(pair, "common"), yaml_file(pair, groups["algo"])]
+    return [path for path in [*paths, *tuned] if path.exists()]
 
 
 def _read(path: Path) -> dict[str, Any]:

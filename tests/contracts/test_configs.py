@@ -20,7 +20,7 @@ def flags_for(file: str) -> dict[str, str]:
     *folders, name = Path(file).with_suffix("").parts
     if folders[0] == "tuned":
         model, env = folders[1].split("-", 1)
-        return {"algo": name, "env": env, "model": model}
+        return {"algo": "rsipo" if name == "common" else name, "env": env, "model": model}
     return {**flags, folders[0]: name}
 
 
