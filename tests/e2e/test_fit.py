@@ -217,7 +217,7 @@ def test_ctrl_c_finishes_the_update_and_can_be_resumed(tmp_path: Path) -> None:
 def test_a_dead_retriever_stops_the_run_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is not scored as reward 0: exit code 75, and the run goes on once the retriever is back."""
+    """Not scored as reward 0: exit code 75, and the run goes on once the retriever is back."""
     search, calls = BM25Retriever.search, []
 
     def dies(self: BM25Retriever, queries: list[str], k: int) -> Any:
