@@ -69,8 +69,8 @@ def compose(
     """The config of a run.
 
     From the lowest to the highest: dataclass defaults, configs/model, env, trainer, engine, algo,
-    configs/tuned/<model>-<env>/common.yaml and <algo>.yaml, the file ``config``, ``overrides`` ("key=value").
-    A group that is not named is the one that the file names, else tiny, auto and hf.
+    configs/tuned/<model>-<env>/common.yaml and <algo>.yaml, the file ``config``, ``overrides``
+    ("key=value"). A group that is not named is the one that the file names, else tiny, auto and hf.
 
     >>> compose(algo="rsipo", env="search", overrides=["seed=1", "rollout.group=16"])
 

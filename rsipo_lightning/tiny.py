@@ -1,9 +1,10 @@
-"""The tiny policy's tokenizer and architecture: small enough to learn on two CPU cores, reads any
-text.
+"""The tiny policy's tokenizer and architecture: small enough to learn on two CPU cores.
 
-Byte-level BPE. A word of the built-in world, of ALFWorld's commands or of the scripted skills is
-one token, with and without a space before it: such words are entries without merges, which the BPE
-takes whole (``ignore_merges``). Everything else falls back to English merges and at last to bytes.
+The tokenizer is Qwen2's (byte-level BPE, so it reads any text) with a vocabulary of its own, in
+which a word of the built-in world, of ALFWorld's commands or of the scripted skills is one token.
+It is
+built as ``Qwen2Tokenizer``, so that ``AutoTokenizer`` gives the same ids back: for a model of type
+qwen2 it would not take any other class.
 
     tokenizer = build_tokenizer()
     model = new_model(tokenizer, seed=0)      # random weights of the Qwen2 architecture
@@ -14,19 +15,17 @@ from __future__ import annotations
 import json
 import pydoc_data.topics
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.environments import experts
+from rsipo_lightning.environments import experts, world
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|pad|>")
+END, PAD = "<|end|>", "<|pad|>"
+ROLES = ("<|user|>", "<|assistant|>", "<|system|>")
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -36,10 +35,11 @@ TAGS = tuple(
     for name in ("search", "answer", "information", "think", "action")
     for form in ("<{}>", "</{}>")
 )
-# a skill costs few tokens to write, and one to show
+# A skill costs few tokens to write, and one to show.
 JSON = ('{"episode_summary": "', '", "episode_skill": "', '"}')
 SECTION = Codec.section("\0").split("\0")[0]
-MERGES = 600  # of English
+YEARS = tuple(f" {year}" for year in world.YEARS)  # Qwen2 takes numbers apart into digits
+SIZE = 2100  # entries of the BPE: bytes, all wanted words, and some 400 merges of English
 
 ALFWORLD = """
 alarmclock apple armchair baseballbat basketball bathtub bathtubbasin bed blinds book boots bowl box
@@ -58,53 +58,53 @@ carrying are facing next middle of room looking quickly around your task some tw
 hot cool under into using there loc success failure
 You On In Looking Your Nothing The
 """
-NUMBERS = tuple(str(i) for i in range(1, 41))
 
 
 def vocabulary() -> list[str]:
-    """Words that are one token each, with and without a space before them."""
-    words = {*experts.vocabulary(), *ALFWORLD.split(), *NUMBERS}
-    return sorted(word for word in words if len(word) > 1 or word.isalnum())
+    """Pieces of text that are one token: all words behind a space, some at the start of a line.
 
-
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer; the same in every process of one Python version (its help texts teach the
-    merges).
+    >>> [word in vocabulary() for word in (" Amber", "Amber", " Search", "Search", " mug", "mug")]
+    [True, False, True, True, True, True]
     """
-    space = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    known, names = set(experts.vocabulary()), set(world.vocabulary())
+    first = (known - names).union(ALFWORLD.split())
+    return sorted(w for w in first | {f" {w}" for w in first | names} if w.strip().isalpha())
+
+
+def build_tokenizer() -> Qwen2Tokenizer:
+    """The tokenizer; the same in every process of one Python version (its help texts teach
+    English).
+    """
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = space
-    alphabet = sorted(space.alphabet())
+    bpe.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
+    wanted = [
+        word for word in vocabulary() for _ in range(3000)
+    ]  # so that all merge before English
     trainer = trainers.BpeTrainer(
-        vocab_size=len(alphabet) + MERGES,
-        initial_alphabet=alphabet,
+        vocab_size=SIZE,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    bpe.train_from_iterator(_english(), trainer)
-
-    raw = json.loads(bpe.to_str())
-    entries = {token: len(SPECIAL) + i for token, i in raw["model"]["vocab"].items()}
-    for word in vocabulary():
-        for form in (word, "\u0120" + word):  # the byte-level sign for a space
-            entries.setdefault(form, len(SPECIAL) + len(entries))
-    raw["model"]["vocab"] = {**{token: i for i, token in enumerate(SPECIAL)}, **entries}
-    raw["model"]["ignore_merges"] = True
-    bpe = Tokenizer.from_str(json.dumps(raw))
-    bpe.decoder = decoders.ByteLevel()
-    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    whole = (*TAGS, *JSON, SECTION)
-    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in whole])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token="<|end|>",
-        pad_token="<|pad|>",
+    bpe.train_from_iterator([*wanted, *_english()], trainer)
+    model = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=model["vocab"],
+        merges=[tuple(pair) for pair in model["merges"]],
+        unk_token=None,
+        eos_token=END,
+        pad_token=PAD,
+        extra_special_tokens=list(ROLES),
         chat_template=TEMPLATE,
-        clean_up_tokenization_spaces=False,
     )
+    plain = (*TAGS, *JSON, SECTION, *YEARS)
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
+    return tokenizer
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
-    """Random weights. A word starts with the same vector whether a space is before it or not."""
+def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """Random weights, with a bit of the identity in each attention: looking up equal tokens and
+    copying them, which all its tasks need, is then learned in a few steps instead of hundreds.
+    """
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=96,
@@ -120,17 +120,24 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM
     )
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(config)
-    ids = tokenizer.get_vocab()
+    identity = torch.eye(config.hidden_size)
     with torch.no_grad():
-        vectors = model.get_input_embeddings().weight
-        for word in vocabulary():
-            vectors[ids["\u0120" + word]] = vectors[ids[word]]
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.1)
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            for matrix, share in (
+                (attention.q_proj, 0.3),
+                (attention.k_proj, 0.3),
+                (attention.v_proj, 0.5),
+                (attention.o_proj, 0.5),
+            ):
+                matrix.weight.add_(share * identity)
     return model
 
 
-def _english() -> Iterable[str]:
+def _english() -> Iterator[str]:
     """English words that every Python has in its help texts, without those that are tokens anyway."""
-    known = set(vocabulary())
+    known = {word.strip() for word in vocabulary()}
     for text in pydoc_data.topics.topics.values():
         for word in re.findall(r"(?<=\s)[A-Za-z]+(?=[\s.,])", text):
             if word not in known:
