@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -349,6 +350,20 @@ def _known_names() -> frozenset[str]:
         for first, second in _WORDS.values()
         for a, b in product(first.split(), second.split())
     )
+
+
+def name_words() -> list[str]:
+    """Every word that a name can hold, without repeats, in order."""
+    words = [word for pair in _WORDS.values() for text in pair for word in text.split()]
+    return list(dict.fromkeys(words))
+
+
+def name_pairs(split: str) -> Iterator[tuple[str, str]]:
+    """(first, second) word of every name that any seed can give to a split."""
+    for first, second in _WORDS.values():
+        for (i, a), (j, b) in product(enumerate(first.split()), enumerate(second.split())):
+            if (i + j) % len(SPLITS) == SPLITS.index(split):
+                yield a, b
 
 
 def pieces(text: str) -> list[str]:

@@ -57,6 +57,8 @@ class OptimSection:
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
     clip: float = 1.0  # global gradient norm; 0 is off
+    schedule: str = "constant"  # constant | linear (to 0 at the last update) | cosine
+    warmup: int = 0  # optimizer steps of linear rise
 
     def __post_init__(self) -> None:
         above("optim.lr", self.lr, 0)
@@ -64,6 +66,8 @@ class OptimSection:
             raise ConfigError(f"optim.betas={list(self.betas)}: must both be in [0, 1)")
         at_least("optim.weight_decay", self.weight_decay, 0)
         at_least("optim.clip", self.clip, 0)
+        at_least("optim.warmup", self.warmup, 0)
+        one_of("optim.schedule", self.schedule, ("constant", "linear", "cosine"))
 
 
 @dataclass

@@ -6,9 +6,11 @@ optimization: manual optimization drops gradients under DeepSpeed without a word
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -240,15 +242,20 @@ class PolicyModule(L.LightningModule):
         self._parts = []
         return time.perf_counter() - self._started
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW on all parameters."""
-        o = self.run_config.optim
-        return torch.optim.AdamW(
+    def configure_optimizers(self) -> Any:
+        """AdamW on all parameters, with the schedule's learning rate."""
+        o, t = self.run_config.optim, self.run_config.trainer
+        optimizer = torch.optim.AdamW(
             self.policy.parameters(),
             lr=o.lr,
             betas=(o.betas[0], o.betas[1]),
             weight_decay=o.weight_decay,
         )
+        if o.schedule == "constant" and not o.warmup:
+            return optimizer
+        factor = partial(lr_factor, o.schedule, o.warmup, t.updates * t.minibatches)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     # ---- what callbacks use
 
@@ -291,6 +298,20 @@ class PolicyModule(L.LightningModule):
         """Take over version and the algorithm's state."""
         self.version = checkpoint["rsipo"]["version"]
         self.algorithm.load_state_dict(checkpoint["rsipo"]["algorithm"])
+
+
+def lr_factor(schedule: str, warmup: int, total: int, step: int) -> float:
+    """Share of ``optim.lr`` at a step: a linear rise, then constant, linear or cosine decay.
+
+    >>> [lr_factor("linear", 2, 10, step) for step in (0, 1, 2, 6)]
+    [0.5, 1.0, 1.0, 0.5]
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    left = 1 - (step - warmup) / max(total - warmup, 1)
+    return {"constant": 1.0, "linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * left)}[
+        schedule
+    ]
 
 
 class _Parts(Dataset[MicroBatch]):

@@ -89,8 +89,8 @@ def build_tokenizer() -> Qwen2Tokenizer:
     model = json.loads(bpe.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=model["vocab"],
-        merges=[tuple(pair) for pair in model["merges"]],
-        unk_token=None,
+        merges=[tuple(pair) for pair in model["merges"]],  # type: ignore[misc]
+        unk_token=END,  # never used: bytes are all there
         eos_token=END,
         pad_token=PAD,
         extra_special_tokens=list(ROLES),
@@ -136,7 +136,7 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM
 
 
 def _english() -> Iterator[str]:
-    """English words that every Python has in its help texts, without those that are tokens anyway."""
+    """English words of the help texts that every Python has, without those that are tokens."""
     known = {word.strip() for word in vocabulary()}
     for text in pydoc_data.topics.topics.values():
         for word in re.findall(r"(?<=\s)[A-Za-z]+(?=[\s.,])", text):

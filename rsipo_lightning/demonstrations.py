@@ -1,0 +1,247 @@
+"""What the tiny policy is taught before RL: rows of the built-in world, made by key.
+
+Four kinds of rows. ``copying``: a list of name words, twice. ``reading``: pages, then questions
+about them. ``plain`` and ``guided`` episodes of scripted experts, without and with a skill in the
+first message. ``writing``: a skill for a finished episode. Most plain episodes follow a poor plan:
+what RL has to find is the right one. Source: the embedded default of the specification.
+
+In most rows the words of names are exchanged by a random permutation, so that names can only be
+copied, not remembered. No row holds a name of the val or test split.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rsipo_lightning.codec import Codec
+from rsipo_lightning.environments import experts, world
+from rsipo_lightning.environments.search import COMPACT, SearchConfig, SearchSuite
+from rsipo_lightning.rng import keyed_random
+from rsipo_lightning.skills import analysis_messages
+from rsipo_lightning.types import Completion, Message, Task, Trajectory, Turn
+
+Shares = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Shares of what is taught. They need not add up to 1."""
+
+    rows: Shares = field(
+        default_factory=lambda: {
+            "copying": 0.06,
+            "reading": 0.06,
+            "plain": 0.35,
+            "guided": 0.35,
+            "writing": 0.18,
+        }
+    )
+    types: Shares = field(
+        default_factory=lambda: {"single": 0.2, "bridge2": 0.25, "bridge3": 0.25, "compare": 0.3}
+    )
+    correct: Shares = field(  # how often a plain episode follows the right plan, by task type
+        default_factory=lambda: {"single": 0.2, "bridge2": 0.12, "bridge3": 0.08, "compare": 0.12}
+    )
+    noise: Shares = field(  # the plan otherwise
+        default_factory=lambda: {
+            "guess": 0.35,
+            "wrong_entity": 0.2,
+            "early": 0.2,
+            "echo": 0.1,
+            "detour": 0.05,
+            "repeat": 0.05,
+            "malformed": 0.05,
+        }
+    )
+    guide: Shares = field(  # kind of the skill that is shown
+        default_factory=lambda: {
+            "procedural": 0.55,
+            "format": 0.12,
+            "recovery": 0.03,
+            "misleading": 0.3,
+        }
+    )
+    write_success: Shares = field(  # kind of the skill that is written after a success
+        default_factory=lambda: {
+            "procedural": 0.6,
+            "format": 0.2,
+            "recovery": 0.1,
+            "misleading": 0.1,
+        }
+    )
+    write_failure: Shares = field(
+        default_factory=lambda: {
+            "procedural": 0.15,
+            "format": 0.35,
+            "recovery": 0.25,
+            "misleading": 0.25,
+        }
+    )
+    obeyed: float = 0.92  # of the skills shown
+    renamed: float = 0.7  # of the rows
+    observation: float = 0.1  # weight of what the environment says; the policy's tokens have 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Token ids (L,) and the weight of each in the loss (L,); weight 0 is context."""
+
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+class Demonstrations:
+    """Rows by (kind, key). The facts are those of other worlds than RL's."""
+
+    def __init__(self, codec: Codec, seed: int, mixture: Mixture | None = None) -> None:
+        self.codec, self.seed, self.mixture = codec, seed, mixture or Mixture()
+        self._suites = [
+            SearchSuite(SearchConfig(prompt="compact", world=1000 + 10 * seed + i, topk=1), seed)
+            for i in range(4)
+        ]
+        self._tasks = [
+            {kind: [t for t in s.tasks("train") if t.type == kind] for kind in s.types}
+            for s in self._suites
+        ]
+        words = world.name_words()
+        self._words = [self._one(word) for word in words]
+        self._unseen = {
+            (self._one(a), self._one(b))
+            for split in ("val", "test")
+            for a, b in world.name_pairs(split)
+        }
+
+    def _one(self, word: str) -> int:
+        (token,) = self.codec.encode(f" {word}")
+        return token
+
+    def row(self, kind: str, *key: object) -> Row:
+        """A row of a kind ("mixed" draws one by its share); a function of seed, kind and key."""
+        rng = keyed_random("demonstration", self.seed, kind, *key)
+        if kind == "mixed":
+            kind = _draw(rng, self.mixture.rows)
+        made: Row = getattr(self, f"_{kind}")(rng)
+        return self._renamed(made, rng) if rng.random() < self.mixture.renamed else made
+
+    # ---- drills
+
+    def _copying(self, rng: random.Random) -> Row:
+        words = tuple(rng.choice(self._words) for _ in range(rng.randint(10, 40)))
+        return Row(words + words, (0.0,) * len(words) + (1.0,) * len(words))
+
+    def _reading(self, rng: random.Random) -> Row:
+        """Pages, one of them missing now and then, and questions: answer, or search what is
+        missing.
+        """
+        i = rng.randrange(len(self._suites))
+        kinds = ["compare" if rng.random() < 0.3 else "single" for _ in range(3)]
+        tasks = [rng.choice(self._tasks[i][kind]) for kind in kinds]
+        titles = list(dict.fromkeys(hop for task in tasks for hop in task.payload["hops"]))
+        rng.shuffle(titles)
+        missing = titles.pop() if rng.random() < 0.5 else ""
+        pages = [self._suites[i].retrieve([title])[0][0].text for title in titles]
+        talk = ["\n".join(("<information>", *(f" {page}" for page in pages), "</information>"))]
+        for task in tasks:
+            talk.append(COMPACT.format(question=task.payload["question"]))
+            if missing in task.payload["hops"]:
+                talk.append(f"<search> {missing}</search>")
+            else:
+                talk.append(f"<answer> {task.payload['answers'][0]}</answer>")
+        messages = [Message("user", talk[0] + "\n" + talk[1])]
+        ids: tuple[int, ...] = self.codec.chat(messages)
+        weights = [0.0] * len(ids)
+        for said, asked in zip(talk[2::2], [*talk[3::2], ""], strict=True):
+            answer = self.codec.encode(said)
+            ids, weights = (*ids, *answer), weights + [1.0] * len(answer)
+            if asked:
+                ids = self.codec.extend(ids, asked)
+                weights += [0.0] * (len(ids) - len(weights))
+        return Row(ids, tuple(weights))
+
+    # ---- episodes
+
+    def _plain(self, rng: random.Random) -> Row:
+        suite, task = self._task(rng)
+        return self._play(suite, task, self._plan(task, rng), rng)[0]
+
+    def _guided(self, rng: random.Random) -> Row:
+        suite, task = self._task(rng)
+        kind = _draw(rng, self.mixture.guide)
+        skill = rng.choice(experts.skills(task.type, kind))
+        obeyed = kind != "format" and rng.random() < self.mixture.obeyed
+        plan = skill.plan if obeyed else self._plan(task, rng)  # a format skill changes no plan
+        return self._play(suite, task, plan, rng, skill.text)[0]
+
+    def _writing(self, rng: random.Random) -> Row:
+        suite, task = self._task(rng)
+        plan = "workflow" if rng.random() < 0.35 else self._plan(task, rng)
+        trajectory = self._play(suite, task, plan, rng)[1]
+        won = trajectory.success
+        kind = _draw(rng, self.mixture.write_success if won else self.mixture.write_failure)
+        skill = rng.choice(experts.skills(task.type, kind)).text
+        outcome = f"{'success' if won else 'failure'} after {trajectory.steps} turns"
+        text = json.dumps({"episode_summary": outcome, "episode_skill": skill})
+        prompt = self.codec.chat(analysis_messages(trajectory, "compact"))
+        said = (*self.codec.encode(text), self.codec.stop_ids[0])
+        return Row((*prompt, *said), (0.0,) * len(prompt) + (1.0,) * len(said))
+
+    def _task(self, rng: random.Random) -> tuple[SearchSuite, Task]:
+        i = rng.randrange(len(self._suites))
+        return self._suites[i], rng.choice(self._tasks[i][_draw(rng, self.mixture.types)])
+
+    def _plan(self, task: Task, rng: random.Random) -> str:
+        right = rng.random() < self.mixture.correct[task.type]
+        return "workflow" if right else _draw(rng, self.mixture.noise)
+
+    def _play(
+        self, suite: SearchSuite, task: Task, plan: str, rng: random.Random, skill: str = ""
+    ) -> tuple[Row, Trajectory]:
+        """An expert's episode as the row that the policy would have produced."""
+        expert, episode = experts.demonstrate(task, rng, plan), suite.make()
+        opening = seen = episode.reset(task)
+        ids, anchor = self.codec.start(opening, skill)
+        weights, turns = [0.0] * len(ids), []
+        while True:
+            response = expert.act(seen)
+            said, prompt = self.codec.encode(response), ids
+            ids, weights = (*ids, *said), weights + [1.0] * len(said)
+            result = episode.step(response)
+            completion = Completion(said, (0.0,) * len(said), response, False, 0)
+            turns.append(
+                Turn(
+                    prompt, anchor, completion, result.action, result.observation, 0.0, result.valid
+                )
+            )
+            if result.stop:
+                break
+            seen = result.observation
+            ids = self.codec.extend(ids, seen)
+            weights += [self.mixture.observation] * (len(ids) - len(weights))
+        trajectory = Trajectory(
+            task,
+            0,
+            tuple(turns),
+            result.success,
+            result.reward,
+            result.stop,
+            suite.config.max_steps,
+            opening,
+        )
+        return Row(ids, tuple(weights)), trajectory
+
+    def _renamed(self, row: Row, rng: random.Random) -> Row:
+        """Exchange the words of names by a permutation that makes no name of val or test."""
+        while True:
+            other = rng.sample(self._words, len(self._words))
+            exchange = dict(zip(self._words, other, strict=True))
+            ids = tuple(exchange.get(token, token) for token in row.ids)
+            if not any(pair in self._unseen for pair in pairwise(ids)):
+                return Row(ids, row.weights)
+
+
+def _draw(rng: random.Random, shares: Shares) -> str:
+    return rng.choices(list(shares), list(shares.values()))[0]

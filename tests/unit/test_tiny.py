@@ -1,0 +1,142 @@
+"""The tiny policy's tokenizer and what it is taught."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from rsipo_lightning.codec import Codec
+from rsipo_lightning.config import RunConfig
+from rsipo_lightning.demonstrations import Demonstrations
+from rsipo_lightning.environments import world
+from rsipo_lightning.module import lr_factor
+from rsipo_lightning.policy import TINY, Policy
+from rsipo_lightning.sft import COPYING, POOL, READING, Curriculum, sample
+from rsipo_lightning.skills import read_skill
+from rsipo_lightning.tiny import JSON, TAGS, YEARS, build_tokenizer, new_model, vocabulary
+
+
+@pytest.fixture(scope="module")
+def made() -> PreTrainedTokenizerBase:
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def shipped() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def demonstrations(shipped: PreTrainedTokenizerBase) -> Demonstrations:
+    return Demonstrations(Codec(shipped), seed=1)
+
+
+def test_words_tags_and_years_are_one_token(made: PreTrainedTokenizerBase) -> None:
+    wanted = [*vocabulary(), *TAGS, *JSON, *YEARS]
+    assert len(wanted) > 500
+    assert [w for w in wanted if len(made.encode(w, add_special_tokens=False)) != 1] == []
+
+
+@given(text=st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_the_shipped_tokenizer_reads_any_text(text: str) -> None:
+    """Lossless but for Unicode's composed form, which Qwen2 takes."""
+    import unicodedata
+
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        return
+    ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
+
+
+def test_auto_tokenizer_gives_the_same_ids_back(
+    made: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """AutoTokenizer takes another class for qwen2 than the folder names, unless it is Qwen2's."""
+    made.save_pretrained(tmp_path)
+    new_model(made, 0).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    texts = [p.text for p in world.World(3).passages[:200]] + ["<search> Amber Fountain</search>"]
+    texts += [
+        "Ünïcode 漢字 🙂",
+        '{"episode_summary": "x", "episode_skill": "1. Search. 2. Answer"}',
+    ]
+    assert [loaded.encode(t) for t in texts] == [made.encode(t) for t in texts]
+
+
+def test_the_shipped_tokenizer_is_what_the_recipe_makes(
+    made: PreTrainedTokenizerBase, shipped: PreTrainedTokenizerBase
+) -> None:
+    """For the names, tags and templates; English merges depend on Python's help texts."""
+    texts = [*vocabulary(), *TAGS, *JSON, *YEARS]
+    assert all(len(shipped.encode(t)) == len(made.encode(t)) == 1 for t in texts)
+    assert shipped.chat_template == made.chat_template
+
+
+def test_the_shipped_model_is_a_small_qwen2_with_wide_heads() -> None:
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert model.config.hidden_size // model.config.num_attention_heads == 32
+    assert model.config.max_position_embeddings == 4096
+    assert sum(p.numel() for p in model.parameters()) < 1_000_000
+    assert sum(f.stat().st_size for f in TINY.iterdir()) < 5 * 2**20
+    Policy(model)
+
+
+@pytest.mark.parametrize("kind", ["copying", "reading", "plain", "guided", "writing", "mixed"])
+def test_rows_are_a_function_of_the_key_and_hide_the_test_names(
+    kind: str, demonstrations: Demonstrations, shipped: PreTrainedTokenizerBase
+) -> None:
+    rows = [demonstrations.row(kind, i) for i in range(150)]
+    assert rows[:20] == [demonstrations.row(kind, i) for i in range(20)]
+    assert len({row.ids for row in rows}) > 100
+    unseen = {pair for split in ("val", "test") for pair in world.name_pairs(split)}
+    for row in rows:
+        assert len(row.ids) == len(row.weights)
+        assert max(row.weights) == 1.0
+        words = shipped.decode(list(row.ids)).replace("<", " <").replace(",", " ,").split()
+        assert not unseen & set(pairwise(words))
+
+
+def test_written_skills_parse(
+    demonstrations: Demonstrations, shipped: PreTrainedTokenizerBase
+) -> None:
+    for i in range(50):
+        row = demonstrations.row("writing", i)
+        said = [t for t, w in zip(row.ids, row.weights, strict=True) if w]
+        assert read_skill(shipped.decode(said, skip_special_tokens=True))[1] == ""
+        assert said[-1] == shipped.eos_token_id
+
+
+def test_a_row_is_trained_where_it_has_weight(demonstrations: Demonstrations) -> None:
+    row = demonstrations.row("plain", 0)
+    s = sample(row)
+    assert s.ids.tolist() == list(row.ids)
+    expected = [w for w in row.weights[1:] if w > 0]
+    assert s.credits["imitate"].weight.tolist() == pytest.approx(expected)
+    assert int(s.mask.sum()) == s.n == len(expected)
+
+
+def test_the_curriculum_is_a_function_of_the_update(demonstrations: Demonstrations) -> None:
+    one, other = Curriculum(demonstrations), Curriculum(demonstrations)
+    for update in (0, POOL, COPYING, COPYING + READING + 3):
+        assert one.batch(update) == other.batch(update)
+    assert one.batch(COPYING - 1) != one.batch(COPYING)
+
+
+def test_learning_rate_schedules() -> None:
+    assert [lr_factor("constant", 0, 10, s) for s in (0, 9)] == [1.0, 1.0]
+    assert lr_factor("linear", 2, 10, 0) == 0.5
+    assert lr_factor("linear", 2, 10, 6) == 0.5
+    assert lr_factor("cosine", 0, 10, 5) == pytest.approx(0.5)
+    assert lr_factor("cosine", 0, 10, 0) == 1.0
+    assert lr_factor("cosine", 0, 10, 10) == pytest.approx(0.0)
+    assert torch.tensor([lr_factor("cosine", 0, 10, s) for s in range(11)]).diff().max() <= 0
+    assert RunConfig().optim.schedule == "constant"
