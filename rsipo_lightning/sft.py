@@ -3,11 +3,8 @@
     python -m rsipo_lightning.sft [--out DIR] [--updates N] [--seed S]        (make tiny-policy)
 
 The module is ``PolicyModule`` with one stream, ``imitate``; an update is one batch of rows of
-similar length. It starts with copying, then reading, then the whole mixture; each hundred updates
-take
-about 20 CPU seconds. At the end it prints how often the policy succeeds without a skill and with
-each
-kind, and what share of the skills it writes can be parsed.
+similar length out of the mixture. At the end it prints how often the policy succeeds without a
+skill and with each kind, and what share of the skills it writes can be parsed.
 """
 
 from __future__ import annotations
@@ -41,52 +38,45 @@ from rsipo_lightning.skills import analysis_messages, read_skill
 from rsipo_lightning.tiny import build_tokenizer, new_model
 from rsipo_lightning.types import Completion, Credit, Iteration, Prompt, Role, Sample, Skill, Task
 
-COPYING, READING = 100, 300  # updates of the drills that come first
-ROWS = 32  # of a batch
+ROWS = 16  # of a batch: with 32 it learned less from as many tokens
 POOL = 32  # batches that are made together, so that rows of similar length meet
 
 
-class Curriculum:
-    """Batches of rows by update: copying, then reading, then the mixture."""
+class Batches:
+    """Batches of rows by update."""
 
     def __init__(self, demonstrations: Demonstrations) -> None:
         self.demonstrations = demonstrations
-        self._pool: tuple[tuple[str, int], list[list[Row]]] = ("", -1), []
+        self._pool: tuple[int, list[list[Row]]] = -1, []
 
     def batch(self, update: int) -> list[Row]:
-        """A function of the update alone; pools are made when their first batch is asked for."""
-        if update < COPYING:
-            kind, place = "copying", update
-        elif update < COPYING + READING:
-            kind, place = "reading", update - COPYING
-        else:
-            kind, place = "mixed", update - COPYING - READING
-        number, offset = divmod(place, POOL)
-        if self._pool[0] != (kind, number):
-            self._pool = (kind, number), self._make(kind, number)
+        """A function of the update alone; a pool is made when one of its batches is asked for."""
+        number, offset = divmod(update, POOL)
+        if self._pool[0] != number:
+            self._pool = number, self._make(number)
         return self._pool[1][offset]
 
-    def _make(self, kind: str, number: int) -> list[list[Row]]:
-        rows = [self.demonstrations.row(kind, number, i) for i in range(ROWS * POOL)]
+    def _make(self, number: int) -> list[list[Row]]:
+        rows = [self.demonstrations.row("mixed", number, i) for i in range(ROWS * POOL)]
         rows.sort(key=lambda row: len(row.ids))
         batches = [rows[i : i + ROWS] for i in range(0, len(rows), ROWS)]
-        keyed_random("pool", self.demonstrations.seed, kind, number).shuffle(batches)
+        keyed_random("pool", self.demonstrations.seed, number).shuffle(batches)
         return batches
 
 
 class Imitate(Algorithm[AlgorithmConfig]):
     """Negative log-likelihood of rows, weighted by token."""
 
-    def __init__(self, curriculum: Curriculum) -> None:
+    def __init__(self, batches: Batches) -> None:
         super().__init__(AlgorithmConfig(), 0)
-        self.curriculum = curriculum
+        self.batches = batches
 
     @property
     def streams(self) -> dict[str, Stream]:
         return {"imitate": Stream(nll)}
 
     def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
-        return [sample(row) for row in self.curriculum.batch(it.update)]
+        return [sample(row) for row in self.batches.batch(it.update)]
 
 
 def sample(row: Row) -> Sample:
@@ -137,7 +127,7 @@ def train(updates: int, seed: int, console: Console) -> tuple[Policy, Codec]:
         trainer=TrainerSection(updates=updates, micro_batches=1),
     )
     player = Player(_suite(), HFEngine(policy, codec.tokenizer), codec)
-    module = PolicyModule(policy, Imitate(Curriculum(Demonstrations(codec, seed))), config, player)
+    module = PolicyModule(policy, Imitate(Batches(Demonstrations(codec, seed))), config, player)
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=updates,
