@@ -125,7 +125,8 @@ class Demonstrations:
         if kind == "mixed":
             kind = _draw(rng, self.mixture.rows)
         made: Row = getattr(self, f"_{kind}")(rng)
-        return self._renamed(made, rng) if rng.random() < self.mixture.renamed else made
+        rename = rng.random() < self.mixture.renamed or self._shows_unseen(made.ids)
+        return self._renamed(made, rng) if rename else made
 
     # ---- drills
 
@@ -239,8 +240,12 @@ class Demonstrations:
             other = rng.sample(self._words, len(self._words))
             exchange = dict(zip(self._words, other, strict=True))
             ids = tuple(exchange.get(token, token) for token in row.ids)
-            if not any(pair in self._unseen for pair in pairwise(ids)):
+            if not self._shows_unseen(ids):
                 return Row(ids, row.weights)
+
+    def _shows_unseen(self, ids: tuple[int, ...]) -> bool:
+        """Does any name of val or test stand there? In a list of random words one may by chance."""
+        return any(pair in self._unseen for pair in pairwise(ids))
 
 
 def _draw(rng: random.Random, shares: Shares) -> str:

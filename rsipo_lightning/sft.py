@@ -3,11 +3,8 @@
     python -m rsipo_lightning.sft [--out DIR] [--updates N] [--seed S]        (make tiny-policy)
 
 The module is ``PolicyModule`` with one stream, ``imitate``; an update is one batch of rows of
-similar length. It starts with copying, then reading, then the whole mixture; each hundred updates
-take
-about 20 CPU seconds. At the end it prints how often the policy succeeds without a skill and with
-each
-kind, and what share of the skills it writes can be parsed.
+similar length out of the mixture. At the end it prints how often the policy succeeds without a
+skill and with each kind, and what share of the skills it writes can be parsed.
 """
 
 from __future__ import annotations
@@ -41,23 +38,23 @@ from rsipo_lightning.skills import analysis_messages, read_skill
 from rsipo_lightning.tiny import build_tokenizer, new_model
 from rsipo_lightning.types import Completion, Credit, Iteration, Prompt, Role, Sample, Skill, Task
 
-ROWS = 16  # of a batch
+ROWS = 16  # of a batch: with 32 it learned less from as many tokens
 POOL = 32  # batches that are made together, so that rows of similar length meet
 
 
 class Batches:
-    """Rows of similar length by update."""
+    """Batches of rows by update."""
 
     def __init__(self, demonstrations: Demonstrations) -> None:
         self.demonstrations = demonstrations
-        self._number, self._pool = -1, [[Row((), ())]]
+        self._pool: tuple[int, list[list[Row]]] = -1, []
 
     def batch(self, update: int) -> list[Row]:
-        """A function of the update alone; pools are made when their first batch is asked for."""
+        """A function of the update alone; a pool is made when one of its batches is asked for."""
         number, offset = divmod(update, POOL)
-        if self._number != number:
-            self._number, self._pool = number, self._make(number)
-        return self._pool[offset]
+        if self._pool[0] != number:
+            self._pool = number, self._make(number)
+        return self._pool[1][offset]
 
     def _make(self, number: int) -> list[list[Row]]:
         rows = [self.demonstrations.row("mixed", number, i) for i in range(ROWS * POOL)]
@@ -204,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Make the tiny policy and write it as a Hugging Face folder."""
     parser = argparse.ArgumentParser(prog="python -m rsipo_lightning.sft", description=__doc__)
     parser.add_argument("--out", type=Path, default=TINY, help=f"folder (default: {TINY})")
-    parser.add_argument("--updates", type=int, default=3000)
+    parser.add_argument("--updates", type=int, default=3400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tasks", type=int, default=100, help="of each type in the report")
     args = parser.parse_args(argv)

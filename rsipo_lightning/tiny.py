@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments import experts, world
@@ -142,7 +143,7 @@ def new_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM
     return model
 
 
-def _look_back(attention: torch.nn.Module, head: int, back: int) -> None:
+def _look_back(attention: Qwen2Attention, head: int, back: int) -> None:
     """Let a head attend to the token ``back`` places before.
 
     Query and key are biases alone. Rotated to positions m and n, their product is the sum over the

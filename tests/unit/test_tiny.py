@@ -126,9 +126,19 @@ def test_a_row_is_trained_where_it_has_weight(demonstrations: Demonstrations) ->
 
 def test_batches_are_a_function_of_the_update(demonstrations: Demonstrations) -> None:
     one, other = Batches(demonstrations), Batches(demonstrations)
-    for update in (0, POOL + 3, 1):
-        assert one.batch(update) == other.batch(update)
+    assert one.batch(POOL) == other.batch(POOL)
+    assert one.batch(1) == other.batch(1)  # back to an earlier pool
     assert one.batch(0) != one.batch(1)
+
+
+def test_heads_of_the_first_layer_start_by_looking_back(made: PreTrainedTokenizerBase) -> None:
+    model = new_model(made, 0).eval()
+    model.set_attn_implementation("eager")
+    ids = torch.randint(0, 2000, (1, 300), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        weights = model(input_ids=ids, output_attentions=True).attentions[0][0]
+    for head, back in enumerate((1, 2, 3)):  # equally so wherever the token stands
+        assert weights[head].diagonal(-back)[back:].min() > 0.8
 
 
 def test_learning_rate_schedules() -> None:
