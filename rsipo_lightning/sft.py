@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Make the tiny policy and write it as a Hugging Face folder."""
     parser = argparse.ArgumentParser(prog="python -m rsipo_lightning.sft", description=__doc__)
     parser.add_argument("--out", type=Path, default=TINY, help=f"folder (default: {TINY})")
-    parser.add_argument("--updates", type=int, default=3400)
+    parser.add_argument("--updates", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tasks", type=int, default=100, help="of each type in the report")
     args = parser.parse_args(argv)
