@@ -100,10 +100,10 @@ def table(before: EvalResult | None, after: EvalResult | None) -> Table:
     title = "Success on the same test tasks" if len(looks) == 2 else "Success on test tasks"
     result = Table(title=title)
     result.add_column("task type")
+    result.add_column("episodes", justify="right")
     for name in [n for n, r in (("before", before), ("after", after)) if r is not None]:
         result.add_column(name, justify="right")
-        result.add_column("95 %", justify="right")
-        result.add_column("n", justify="right")
+        result.add_column("95 %", justify="right", no_wrap=True)
     if len(looks) == 2:
         result.add_column("change", justify="right")
     for task_type in dict.fromkeys(name for look in looks for name in look.types):
@@ -115,13 +115,13 @@ def table(before: EvalResult | None, after: EvalResult | None) -> Table:
 
 
 def _cells(tallies: Sequence[Tally]) -> list[str]:
-    cells = []
+    cells = ["/".join(dict.fromkeys(str(tally.n) for tally in tallies))]  # broken ones do not count
     for tally in tallies:
         low, high = tally.interval
         cells += (
-            [f"{tally.success_frac:.1%}", f"{low:.1%} - {high:.1%}", str(tally.n)]
+            [f"{tally.success_frac:.1%}", f"{100 * low:.1f} - {100 * high:.1f}"]
             if tally.n
-            else ["-", "-", "0"]
+            else ["-", "-"]
         )
     if len(tallies) == 2:
         known = all(tally.n for tally in tallies)
