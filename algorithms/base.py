@@ -9,7 +9,7 @@ or Lightning.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -99,8 +99,3 @@ class Algorithm(ABC, Generic[C]):
 def active(streams: Mapping[str, Stream]) -> dict[str, Stream]:
     """Streams that count."""
     return {name: stream for name, stream in streams.items() if stream.coef != 0}
-
-
-def samples_of(parts: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """Flatten."""
-    return [sample for part in parts for sample in part]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rsipo_lightning import keys
 from rsipo_lightning.algorithms.base import Stream, Sums
 from rsipo_lightning.algorithms.credit import like
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
@@ -76,7 +77,7 @@ class RSIPOConfig(GRPOConfig):
         within("algo.length_penalty", self.length_penalty, 0, 1)
         within("algo.decay", self.decay, 0, 0.9999)
         within("algo.skill_temperature", self.skill_temperature, 0.01, math.inf)
-        keys = (
+        others = (
             "trust_slope",
             "trust_max",
             "invalid_penalty",
@@ -85,7 +86,7 @@ class RSIPOConfig(GRPOConfig):
             "skill",
             "n_min",
         )
-        for key in keys:
+        for key in others:
             within(f"algo.{key}", getattr(self, key), 0, math.inf)
 
 
@@ -237,8 +238,8 @@ class RSIPO(GRPO[RSIPOConfig]):
         done = {s.task.id: self.omega(s, measured.get(s.task.id)) for s in it.skills if s.valid}
         kinds = {s.task.id: s.task.type for s in it.skills}
         for task, omega in done.items():
-            it.metrics.mean("trust/omega_mean", omega)
-            it.metrics.mean(f"trust/{kinds[task]}/omega_mean", omega)
+            it.metrics.mean(keys.TRUST, omega)
+            it.metrics.mean(keys.trust_of(kinds[task]), omega)
             it.metrics.mean("trust/zero_frac", float(omega <= 0))
             it.metrics.mean("trust/max_frac", float(omega >= self.config.trust_max))
         return done

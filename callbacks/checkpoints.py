@@ -37,13 +37,16 @@ class Checkpoints(Checkpoint):
         self.keep = max(1, keep)
         self._between = False  # nothing of an update has been done since the last one was finished
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._between = True
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero:
             for part in self.folder.glob("*.part"):
                 _remove(part)
-        if updates_made(trainer) == 0 and not self._path(0).exists():
+        if trainer.ckpt_path is None:  # a new run; before its first evaluation, which may fail
+            self._between = True
             self.save(trainer, 0)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._between = True  # only now is a checkpoint restored under every strategy
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Rollouts and replays are behind us; the module's hook, which follows, changes the state

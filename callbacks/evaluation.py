@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 from rsipo_lightning.callbacks.eval_result import EvalResult, Tally
 from rsipo_lightning.callbacks.host import host, updates_made
 from rsipo_lightning.callbacks.progress import announce
+from rsipo_lightning.callbacks.rollout_stats import check_broken
 from rsipo_lightning.config import EvalSection
 from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.protocols import TaskSuite
@@ -50,8 +51,12 @@ def evaluate(
     split: str,
     temperature: float,
     on_groups: Callable[[list[RolloutGroup]], None] | None = None,
+    max_error_frac: float = 1.0,
 ) -> EvalResult:
-    """Play each task once and count by task type. Collective: ranks share the tasks."""
+    """Play each task once and count by task type. Collective: ranks share the tasks.
+
+    EnvironmentFault if more than a share of the episodes broke: what is left would flatter.
+    """
     start = time.monotonic()
     rank, ranks = rank_of_ranks()
     groups = play(tasks[rank::ranks], Role.EVAL, 1, temperature, KEY)
@@ -69,7 +74,9 @@ def evaluate(
         for name in order
         if name in seen
     }
-    return EvalResult(suite.name, split, temperature, types, time.monotonic() - start)
+    result = EvalResult(suite.name, split, temperature, types, time.monotonic() - start)
+    check_broken("evaluation", result.overall.broken, len(tasks), max_error_frac)
+    return result
 
 
 class Evaluation(pl.Callback):
@@ -87,7 +94,9 @@ class Evaluation(pl.Callback):
         config: EvalSection,
         on_groups: Callable[[pl.Trainer, pl.LightningModule, list[RolloutGroup]], None]
         | None = None,
+        max_error_frac: float = 1.0,
     ) -> None:
+        self.max_error_frac = max_error_frac
         self.suite = suite
         self.file = folder / "eval.json"
         self.config = config
@@ -99,8 +108,10 @@ class Evaluation(pl.Callback):
         if self.file.exists():
             stored = json.loads(self.file.read_text(encoding="utf-8"))
             self.before, self.after = (
-                EvalResult.from_json(stored[name]) if name in stored else None
-                for name in ("before", "after")
+                EvalResult.from_json(stored[name])
+                if stored.get(name, {}).get("updates") == updates
+                else None
+                for name, updates in (("before", 0), ("after", trainer.max_epochs))
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -133,7 +144,7 @@ class Evaluation(pl.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(result.row("test"), step=step)
         if trainer.is_global_zero:
-            self._store("before" if step == 0 else "after", result)
+            self._store("before" if step == 0 else "after", result, step)
         return result
 
     def _look(
@@ -148,12 +159,14 @@ class Evaluation(pl.Callback):
             split=split,
             temperature=self.config.temperature,
             on_groups=None if sink is None else lambda groups: sink(trainer, pl_module, groups),
+            max_error_frac=self.max_error_frac,
         )
 
-    def _store(self, name: str, result: EvalResult) -> None:
+    def _store(self, name: str, result: EvalResult, updates: int) -> None:
         stored = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
         part = self.file.with_name(self.file.name + ".part")
-        part.write_text(json.dumps(stored | {name: result.to_json()}, indent=1), encoding="utf-8")
+        stored[name] = {"updates": updates, **result.to_json()}
+        part.write_text(json.dumps(stored, indent=1), encoding="utf-8")
         os.replace(part, self.file)
 
 

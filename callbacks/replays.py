@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import lightning as L
 
-from rsipo_lightning.callbacks.rollout_stats import add_replays
+from rsipo_lightning import keys
+from rsipo_lightning.callbacks.rollout_stats import add_replays, check_broken
 from rsipo_lightning.callbacks.rollouts import sampling, shown
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.module import PolicyModule
@@ -41,6 +42,8 @@ class ReplayGains(L.Callback):
         plans = algorithm.plan(it)
         it.replays = self.replay(plans, it, trainer)
         if requests:
+            analysed = len(it.skills) / len(requests)  # others: the episode fills the context
+            it.metrics.mean(keys.SKILL_ANALYSED, analysed, len(requests))
             add_replays(it.metrics, it.replays)
             it.metrics.mean("time/replay_s", time.perf_counter() - started)
 
@@ -91,8 +94,12 @@ class ReplayGains(L.Callback):
             for plan in plans
             for i in range(plan.n)
         ]
-        played = iter(shown(trainer, "replay", self.player, jobs, sampling(self.config)))
-        results = []
+        replays = shown(trainer, "replay", self.player, jobs, sampling(self.config))
+        broken = [t for t in replays if not t.scored]
+        example = broken[0].error if broken else ""
+        limit = self.config.rollout.max_error_frac
+        check_broken("replays", len(broken), len(replays), limit, example)
+        played, results = iter(replays), []
         for plan in plans:
             treated = tuple(next(played) for _ in range(plan.n))
             alpha = plan.length_penalty

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rsipo_lightning import keys
+from rsipo_lightning.errors import EnvironmentFault
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.types import ReplayResult, RolloutGroup, Stop, Trajectory
 
@@ -38,6 +39,8 @@ def _add_episode(metrics: Metrics, trajectory: Trajectory) -> None:
 def add_replays(metrics: Metrics, replays: Sequence[ReplayResult]) -> None:
     """``replay/*``. Better and worse compare success rates, not utilities (methods.md 11.3)."""
     for result in replays:
+        for trajectory in result.treated:
+            metrics.mean(keys.REPLAY_ERROR, not trajectory.scored)
         if result.gain is not None:
             metrics.mean(keys.GAIN, result.gain)
         treated, control = success_rate(result.treated), success_rate(result.control)
@@ -47,6 +50,16 @@ def add_replays(metrics: Metrics, replays: Sequence[ReplayResult]) -> None:
         metrics.mean(keys.CONTROL_SUCCESS, control)
         metrics.mean(keys.TEACHER_BETTER, treated > control)
         metrics.mean(keys.TEACHER_WORSE, treated < control)
+
+
+def check_broken(what: str, broken: int, played: int, max_frac: float, example: str = "") -> None:
+    """EnvironmentFault if more than ``max_frac`` of the episodes broke: that is no longer data."""
+    if broken > max_frac * played:
+        first = f"; the first one: {example}" if example else ""
+        raise EnvironmentFault(
+            f"{what}: {broken} of {played} episodes broke, "
+            f"more than rollout.max_error_frac={max_frac:g}{first}"
+        )
 
 
 def success_rate(trajectories: Sequence[Trajectory]) -> float | None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 import lightning as L
 
 from rsipo_lightning.callbacks.progress import progress_of
-from rsipo_lightning.callbacks.rollout_stats import add_rollouts
+from rsipo_lightning.callbacks.rollout_stats import add_rollouts, check_broken
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.errors import EnvironmentFault
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.rng import keyed_random
@@ -24,24 +24,19 @@ def task_batch(tasks: Sequence[Task], seed: int, update: int, count: int) -> lis
     """Tasks of an update: consecutive places in a shuffle of its own for each pass over the data.
 
     A function of (tasks, seed, update, count) alone, so that a resumed run goes on where it was.
+    A pass ends where fewer than ``count`` are left: no update sees a task twice, whose rollouts
+    would be the same ones. ``count`` must not exceed the number of tasks.
     """
-    done = []
-    for place in range(update * count, (update + 1) * count):
-        epoch, offset = divmod(place, len(tasks))
-        done.append(tasks[_order(len(tasks), seed, epoch)[offset]])
-    return done
+    epoch, place = divmod(update, len(tasks) // count)
+    order = _order(len(tasks), seed, epoch)
+    return [tasks[i] for i in order[place * count : (place + 1) * count]]
 
 
-_orders: dict[tuple[int, int, int], list[int]] = {}
-
-
+@lru_cache(maxsize=1)
 def _order(length: int, seed: int, epoch: int) -> list[int]:
-    key = (length, seed, epoch)
-    if key not in _orders:
-        _orders.clear()
-        _orders[key] = list(range(length))
-        keyed_random(seed, "tasks", epoch).shuffle(_orders[key])
-    return _orders[key]
+    order = list(range(length))
+    keyed_random(seed, "tasks", epoch).shuffle(order)
+    return order
 
 
 class RolloutCollector(L.Callback):
@@ -74,11 +69,8 @@ class RolloutCollector(L.Callback):
         add_rollouts(it.metrics, it.groups)
         it.metrics.mean("time/rollout_s", time.perf_counter() - started)
         broken = [t for t in played if not t.scored]
-        if len(broken) > rollout.max_error_frac * len(played):
-            raise EnvironmentFault(
-                f"{len(broken)} of {len(played)} episodes broke, more than rollout.max_error_frac="
-                f"{rollout.max_error_frac}; the first one: {broken[0].error}"
-            )
+        example = broken[0].error if broken else ""
+        check_broken("rollouts", len(broken), len(played), rollout.max_error_frac, example)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """The update is done: the engine gets the new weights."""

@@ -389,16 +389,16 @@ class _Files:
         else:
             held = [task for task in train if _held_out(task.id)]
             train = [task for task in train if not _held_out(task.id)]
-            if not (held and train):
-                raise DataError(
-                    f"{config.questions}: too few rows to hold 10 % of them out; "
-                    "give env.eval_questions"
-                )
         self._tasks = {"train": train, "val": held, "test": held, "all": every}
         self.types = tuple(sorted({task.type for task in train + held}))
         self.retriever = BM25Retriever.from_file(config.corpus)
 
     def tasks(self, split: str) -> Sequence[Task]:
+        if not self._tasks[split]:
+            raise DataError(
+                f"{self._files['questions']}: too few rows to hold 10 % of them out; "
+                "give env.eval_questions"
+            )
         return self._tasks[split]
 
     def describe(self) -> dict[str, Any]:

@@ -67,24 +67,48 @@ class Parts:
     algorithm: Algorithm[Any]
 
 
-def parts(config: RunConfig) -> Parts:
-    """Build, cheap checks first. Raises ConfigError, DataError, PluginError."""
+def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
+    """Build, cheap checks first. Raises ConfigError, DataError, PluginError.
+
+    ``splits`` are those that will be played.
+    """
     algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
     algorithm_class.check(config.algo, config.rollout)
-    _check_devices(config)
     codec = Codec(load_tokenizer(config.model.path))
     suite: TaskSuite = registry.load("environments", component("env", config.groups["env"]))(
         config.env, config.seed
     )
-    for split in ("train", "test") if config.eval.episodes else ("train",):
+    for split in splits:
         if not len(suite.tasks(split)):
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
+    if config.trainer.threads:
+        torch.set_num_threads(config.trainer.threads)
     policy = Policy(load_model(config.model.path, config.model.dtype))
-    engine = registry.load("engines", component("engine", config.groups["engine"]))(
-        policy, codec.tokenizer
-    )
-    player = Player(suite, engine, codec)
+    engine_class = registry.load("engines", component("engine", config.groups["engine"]))
+    player = Player(suite, engine_class(policy, codec.tokenizer), codec)
     return Parts(suite, codec, policy, player, algorithm_class(config.algo, config.seed, codec))
+
+
+def _check_training(config: RunConfig, made: Parts) -> None:
+    """What only a training run needs. ConfigError, before anything is written."""
+    t, r = config.trainer, config.rollout
+    if config.model.dtype != "float32":
+        raise ConfigError(
+            f"model.dtype={config.model.dtype}: AdamW loses small updates of such weights; "
+            "train in float32 (rsipo-eval takes any)"
+        )
+    gpus = torch.cuda.device_count()
+    if _accelerator(config) == "cuda" and t.devices > gpus:
+        raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
+    tasks = len(made.suite.tasks("train"))
+    if r.tasks > tasks:
+        raise ConfigError(f"rollout.tasks={r.tasks}: there are only {tasks} training tasks")
+
+
+def _accelerator(config: RunConfig) -> str:
+    """Lightning's "auto" also takes Apple's GPUs, which lack the float64 that sampling needs."""
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    return {"auto": auto, "gpu": "cuda", "cpu": "cpu"}[config.trainer.accelerator]
 
 
 def fit(
@@ -98,9 +122,8 @@ def fit(
     began = time.perf_counter(), time.process_time()
     _quiet()
     checkpoint = latest(Path(resume)) if resume else None
-    if config.trainer.threads:
-        torch.set_num_threads(config.trainer.threads)
-    made = parts(config)
+    made = parts(config, ("train", "val", "test"))
+    _check_training(config, made)
     if resume:
         folder = RunFolder.open(resume)
         folder.resumed(config, command)
@@ -130,7 +153,11 @@ def _train(
     module = PolicyModule(made.policy, made.algorithm, config, made.player, _reference(made))
     transcripts = Transcripts(folder.path, config.log.groups)
     evaluation = Evaluation(
-        made.suite, folder.path, config.eval, on_groups=transcripts.write_evaluation
+        made.suite,
+        folder.path,
+        config.eval,
+        on_groups=transcripts.write_evaluation,
+        max_error_frac=config.rollout.max_error_frac,
     )
     done = updates_of(checkpoint) if checkpoint else 0
     display = [Progress(t.updates, console)] if config.log.progress else []
@@ -147,7 +174,7 @@ def _train(
         Checkpoints(folder.path, config.checkpoint.every, config.checkpoint.keep),
     ]
     trainer = L.Trainer(
-        accelerator=t.accelerator,
+        accelerator=_accelerator(config),
         devices=t.devices,
         strategy=t.strategy,
         max_epochs=t.updates,
@@ -184,15 +211,6 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", ".*does not have many workers")
 
 
-def _check_devices(config: RunConfig) -> None:
-    """Lightning would complain only once the run folder exists."""
-    t = config.trainer
-    gpus = torch.cuda.device_count()
-    wanted = t.accelerator in ("gpu", "cuda") or (t.accelerator == "auto" and gpus)
-    if wanted and t.devices > gpus:
-        raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
-
-
 def _summary(result: FitResult, updates: int) -> dict[str, Any]:
     """What run.json keeps of the result."""
     looks = {"before": result.before, "after": result.after}
@@ -226,15 +244,19 @@ def evaluate(
     path = Path(path)
     folder = path / "policy" if (path / "policy").is_dir() else path
     config = replace(config, model=replace(config.model, path=str(folder)))
-    if config.trainer.threads:
-        torch.set_num_threads(config.trainer.threads)
-    made = parts(config)
+    made = parts(config, (split,))
+    made.policy.to(_accelerator(config))
     module = PolicyModule(made.policy, made.algorithm, config, made.player)
     limit = len(made.suite.tasks(split)) if split == "all" else config.eval.episodes
     tasks = choose(made.suite, split, episodes or limit)
     console = Console()
     result = look_at(
-        made.suite, tasks, module.play, split=split, temperature=config.eval.temperature
+        made.suite,
+        tasks,
+        module.play,
+        split=split,
+        temperature=config.eval.temperature,
+        max_error_frac=config.rollout.max_error_frac,
     )
     made.suite.close()
     console.print(table(None, result))

@@ -57,7 +57,11 @@ def _fit(argv: list[str]) -> int:
     add = parser.add_argument
     add("--algo", metavar="A", help="algorithm: rsipo, grpo, ... (see --list)")
     add("--env", metavar="E", help="environment: search, ...")
-    add("--model", metavar="M", help="preset of the policy (default: tiny)")
+    add(
+        "--model",
+        metavar="M",
+        help="preset of the policy (default: tiny; hf if model.path is given)",
+    )
     add("--trainer", metavar="T", help="preset of devices and strategy (default: auto)")
     add("--engine", metavar="X", help="what generates (default: hf)")
     add("--config", metavar="FILE", help="YAML with any keys, e.g. config.yaml of an earlier run")
@@ -104,7 +108,7 @@ def _eval(argv: list[str]) -> int:
     )
     add = parser.add_argument
     add("--env", metavar="E", help="environment (default: the run's)")
-    add("--model", metavar="M", help="preset for a folder that is no run (default: tiny)")
+    add("--model", metavar="M", help="preset for a folder that is no run (default: hf)")
     add(
         "--split",
         metavar="S",
@@ -124,9 +128,13 @@ def _eval(argv: list[str]) -> int:
         config = compose(
             env=args.env, model=args.model, config=path / CONFIG, overrides=args.overrides
         )
+    elif path.name == "policy" and (path.parent / CONFIG).is_file():
+        run = path.parent / CONFIG
+        config = compose(env=args.env, model=args.model, config=run, overrides=args.overrides)
     elif (path / "config.json").is_file():
         # A folder that is no run names no algorithm; GRPO shows the policy the bare task.
-        config = compose(algo="grpo", env=args.env, model=args.model, overrides=args.overrides)
+        model = args.model or "hf"
+        config = compose(algo="grpo", env=args.env, model=model, overrides=args.overrides)
     else:
         raise DataError(f"{path} is neither the folder of a run ({CONFIG}) nor of a model")
     from rsipo_lightning import build

@@ -34,7 +34,7 @@ class Group(NamedTuple):
 
 # In the order in which their YAML is applied: later ones win.
 GROUPS = {
-    "model": Group("model", "tiny"),
+    "model": Group("model", None),
     "env": Group("environment", None),
     "trainer": Group("trainer", "auto"),
     "engine": Group("engine", "hf"),
@@ -69,8 +69,10 @@ def compose(
     """The config of a run.
 
     From the lowest to the highest: dataclass defaults, configs/model, env, trainer, engine, algo,
-    configs/tuned/<model>-<env>/common.yaml and <algo>.yaml, the file ``config``, ``overrides``
-    ("key=value"). A group that is not named is the one that the file names, else tiny, auto and hf.
+    configs/pairs/<algo>-<env>.yaml, configs/tuned/<model>-<env>/common.yaml and <algo>.yaml, the
+    file ``config``, ``overrides`` ("key=value"). A group that is not named is the one that the file
+    names, else auto, hf, and as
+    model tiny, or hf if ``model.path`` is given.
 
     >>> compose(algo="rsipo", env="search", overrides=["seed=1", "rollout.group=16"])
 
@@ -95,7 +97,7 @@ def compose_with_origins(
     groups: dict[str, str] = {}
     origins: dict[str, str] = {}
     for group, (kind, default) in GROUPS.items():
-        name = flags.get(group) or named.get(group) or default
+        name = flags.get(group) or named.get(group) or default or _fallback(group, file, overrides)
         if name is None:
             raise ConfigError(f"choose an {kind}: --{group} NAME{_have(group)}")
         if name not in members(group):
@@ -169,6 +171,16 @@ def _configs() -> Path:
     return Path(str(importlib.resources.files("rsipo_lightning.configs")))
 
 
+def _fallback(group: str, file: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
+    """Without --model: "tiny", unless another model is named, which must not get its settings."""
+    if group != "model":
+        return None
+    section = file.get("model")
+    paths = [section.get("path")] if isinstance(section, Mapping) else []
+    paths += [item.partition("=")[2] for item in overrides if item.startswith("model.path=")]
+    return "hf" if paths and paths[-1] not in (None, "tiny") else "tiny"
+
+
 def _have(group: str) -> str:
     return f" (have: {', '.join(members(group))})"
 
@@ -177,8 +189,9 @@ def _patches(groups: Mapping[str, str]) -> list[Path]:
     """YAML files of the chosen members, each a patch of the whole tree, lowest first."""
     paths = [yaml_file(group, name) for group, name in groups.items()]
     pair = f"tuned/{groups['model']}-{groups['env']}"
+    both = yaml_file("pairs", f"{groups['algo']}-{groups['env']}")
     tuned = [yaml_file(pair, "common"), yaml_file(pair, groups["algo"])]
-    return [path for path in [*paths, *tuned] if path.exists()]
+    return [path for path in [*paths, both, *tuned] if path.exists()]
 
 
 def _read(path: Path) -> dict[str, Any]:

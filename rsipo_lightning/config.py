@@ -35,7 +35,7 @@ class TrainerSection:
 
     updates: int = 30  # optimizer iterations
     devices: int = 1  # ranks on this node
-    accelerator: str = "auto"  # auto | cpu | gpu | mps
+    accelerator: str = "auto"  # auto | cpu | gpu
     strategy: str = "auto"  # auto | ddp
     minibatches: int = 1  # optimizer steps of one update's rollouts
     micro_batches: int = 4  # forwards of one optimizer step and rank; never changes the step
@@ -46,7 +46,7 @@ class TrainerSection:
             at_least(f"trainer.{name}", getattr(self, name), 1)
         at_least("trainer.threads", self.threads, 0)
         one_of("trainer.strategy", self.strategy, ("auto", "ddp"))  # others are not tested
-        one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu", "mps"))
+        one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
 
 
 @dataclass

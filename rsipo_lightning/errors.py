@@ -22,10 +22,6 @@ class DataError(RsipoError, ValueError):
     """A file that is missing, unreadable or not what was promised."""
 
 
-class OptionalDependencyError(RsipoError, ImportError):
-    """A feature whose extra is not installed."""
-
-
 class CheckpointError(RsipoError, RuntimeError):
     """A checkpoint that cannot be written or resumed."""
 
@@ -39,6 +35,10 @@ class EnvironmentFault(RsipoError, RuntimeError):
 
 class EngineError(RsipoError, RuntimeError):
     """The generation engine is dead, stale or disagrees: the run stops with a checkpoint."""
+
+
+class DivergedError(RsipoError, FloatingPointError):
+    """A loss or gradient that is no number; the weights are those of the last whole update."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -23,13 +23,16 @@ ZERO_STD: Final = "reward/group_zero_std_frac"
 GAIN: Final = "replay/gain_mean"
 TREATED_SUCCESS: Final = "replay/treated_success_frac"
 CONTROL_SUCCESS: Final = "replay/control_success_frac"
+REPLAY_ERROR: Final = "replay/error_frac"
 TEACHER_BETTER: Final = "replay/teacher_better_frac"
 TEACHER_WORSE: Final = "replay/teacher_worse_frac"
 
+SKILL_ANALYSED: Final = "skill/analysed_frac"
 SKILL_VALID: Final = "skill/valid_frac"
 SKILL_CHARS: Final = "skill/chars_mean"
 
 TRUST: Final = "trust/omega_mean"
+LR: Final = "optim/lr"
 VERSION: Final = "progress/policy_version"
 VAL_SUCCESS: Final = "val/success_frac"
 TEST_SUCCESS: Final = "test/success_frac"
@@ -48,6 +51,11 @@ def category(name: str) -> str:
 def category_gain(name: str) -> str:
     """``skill/procedural/gain_mean``."""
     return f"skill/{name}/gain_mean"
+
+
+def trust_of(task_type: str) -> str:
+    """``trust/bridge2/omega_mean``."""
+    return f"trust/{_tag(task_type)}/omega_mean"
 
 
 def by_type(area: str, env: str, task_type: str, name: str = "success_frac") -> str:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from rsipo_lightning import keys
 from rsipo_lightning.algorithms.base import Algorithm, active
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.errors import EngineError
+from rsipo_lightning.errors import DivergedError, EngineError
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.reduce import sum_over_ranks
 from rsipo_lightning.rollout import Job, Player, Sampling
@@ -111,7 +112,6 @@ class PolicyModule(L.LightningModule):
         scores: list[dict[str, Tensor]],
     ) -> None:
         """Fill ``scores[i][name]`` in exactly as many forwards on every rank."""
-        policy.eval()
         for part in split(views, [len(v[1]) for v in views], self.run_config.trainer.micro_batches):
             null = null_sample()
             ids, mask = pad(
@@ -132,7 +132,6 @@ class PolicyModule(L.LightningModule):
                 scores[i][name] = torch.full((samples[i].n,), torch.nan).index_copy(
                     0, index, values
                 )
-        self.policy.train()
 
     def micro_batches(
         self, samples: Sequence[Sample], minibatches: int, micro: int
@@ -165,7 +164,7 @@ class PolicyModule(L.LightningModule):
         """
         loss = self.objective(micro)
         if not torch.isfinite(loss):
-            raise FloatingPointError(
+            raise DivergedError(
                 f"loss is {float(loss)} in update {self.version + 1}; "
                 "lower optim.lr or the coefficients"
             )
@@ -174,16 +173,22 @@ class PolicyModule(L.LightningModule):
     def objective(self, micro: MicroBatch) -> Tensor:
         """This micro-batch's share of the sum of all stream terms."""
         batch = collate(micro.samples or [null_sample()], self.device)
-        logp, batch.entropy = self.policy(batch.ids, batch.mask, batch.temperature)
+        logp, batch.entropy = self.policy(
+            batch.ids, batch.mask, batch.temperature, "entropy" in self.streams
+        )
         fixed = logp.detach()
-        batch.scores = {name: torch.where(s.isnan(), fixed, s) for name, s in batch.scores.items()}
+        known = {name: ~s.isnan() for name, s in batch.scores.items()}
+        batch.scores = {
+            name: torch.where(known[name], s, fixed) for name, s in batch.scores.items()
+        }
         batch.old_logprobs = batch.scores.get("old", fixed)
         loss: Tensor = logp.sum() * 0.0
         for name, term in self.terms(batch, logp, micro.denominators).items():
             self.iteration.metrics.total(f"loss/{name}", float(term.detach()))
             loss = loss + term
         self.iteration.metrics.total("loss/total", float(loss.detach()))
-        self._diagnose(batch, fixed, bool(micro.samples))
+        if micro.samples:
+            self._diagnose(batch, fixed, known.get("reference"))
         return loss
 
     def terms(
@@ -203,18 +208,18 @@ class PolicyModule(L.LightningModule):
                 )
         return done
 
-    def _diagnose(self, batch: TokenBatch, logp: Tensor, real: bool) -> None:
-        if not real:
-            return
-        metrics, n = self.iteration.metrics, logp.numel()
-        d = batch.engine_logprobs - logp
-        metrics.mean("policy/mismatch_kl_mean", float((d.exp() - d - 1).mean()), n)
-        metrics.maximum("policy/mismatch_max", float(d.abs().max()))
+    def _diagnose(self, batch: TokenBatch, logp: Tensor, referred: Tensor | None) -> None:
+        """Distances of the policy from engine and reference; ``referred`` [N]: has a reference."""
+        metrics = self.iteration.metrics
+        assert batch.old_logprobs is not None
         assert batch.entropy is not None
-        metrics.mean("policy/entropy_mean", float(batch.entropy.detach().mean()), n)
-        if "reference" in batch.scores:
-            x = batch.scores["reference"] - logp
-            metrics.mean("policy/kl_mean", float((x.exp() - x - 1).mean()), n)
+        d = batch.engine_logprobs - batch.old_logprobs  # of the policy that sampled
+        metrics.mean("policy/mismatch_kl_mean", float(((-d).exp() + d - 1).mean()), d.numel())
+        metrics.maximum("policy/mismatch_max", float(d.abs().max()))
+        metrics.mean("policy/entropy_mean", float(batch.entropy.detach().mean()), d.numel())
+        if referred is not None and referred.any():
+            x = (batch.scores["reference"] - logp)[referred]
+            metrics.mean("policy/kl_mean", float((x.exp() - x - 1).mean()), x.numel())
 
     def configure_gradient_clipping(
         self,
@@ -228,10 +233,11 @@ class PolicyModule(L.LightningModule):
             self.policy.parameters(), limit, error_if_nonfinite=False
         )
         if not torch.isfinite(norm):
-            raise FloatingPointError(
+            raise DivergedError(
                 f"gradient norm is {float(norm)} in update {self.version + 1}; lower optim.lr"
             )
         self.iteration.metrics.mean("optim/grad_norm", float(norm))
+        self.iteration.metrics.mean(keys.LR, optimizer.param_groups[0]["lr"])
 
     def close_update(self) -> float:
         """Forget the micro-batches; seconds that credit, scoring and training took.

@@ -29,6 +29,9 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        # For good, in training too (Lightning leaves the mode as it is): dropout would make the
+        # policy that is trained another one than the policy that sampled.
+        self.eval()
         self._check_head()
 
     @property
@@ -49,7 +52,9 @@ class Policy(nn.Module):
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         return logits.float()
 
-    def forward(self, ids: Tensor, mask: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, ids: Tensor, mask: Tensor, temperature: Tensor, train_entropy: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs of the masked tokens and entropies of their distributions.
 
         ids [B, L] int64, mask [B, L] bool (never True at 0), temperature [N] -> two float32 tensors
@@ -57,11 +62,13 @@ class Policy(nn.Module):
         6, 7]], mask [[F, F, T]] ->
         log p(7 | 5, 6).
         """
-        hidden = self.hidden(ids)[:, :-1][mask[:, 1:]]
+        hidden = self.hidden(ids, use_cache=False)[:, :-1][mask[:, 1:]]
         target = ids[:, 1:][mask[:, 1:]]
         logp = torch.log_softmax(self.logits(hidden) / temperature[:, None], dim=-1)
         chosen = logp.gather(-1, target[:, None]).squeeze(-1)
-        return chosen, -(logp.exp() * logp).sum(-1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and train_entropy):
+            entropy = -(logp.exp() * logp).sum(-1)
+        return chosen, entropy
 
     @torch.no_grad()
     def _check_head(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -122,9 +122,7 @@ class Engine(Protocol):
 
     policy_version: int
 
-    def generate(
-        self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt]) -> list[Completion]:
         """Continue each prompt; same order. KV caches of sessions that are not in the call are
         dropped.
         """

@@ -18,7 +18,6 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "engines": {
         "hf": "rsipo_lightning.engines.hf:HFEngine",
-        "scripted": "rsipo_lightning.engines.scripted:ScriptedEngine",
     },
 }
 

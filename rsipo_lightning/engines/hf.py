@@ -4,7 +4,7 @@ and ids out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,6 @@ class HFEngine:
         self.policy = policy
         self.tokenizer = tokenizer
         self.policy_version = 0
-        self.generated_tokens = 0
         self._pieces: dict[int, str] = {}
         self._drop()
 
@@ -102,22 +101,16 @@ class HFEngine:
         self._drop()
 
     @torch.no_grad()
-    def generate(
-        self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt]) -> list[Completion]:
         """Continue each prompt; same order. Sessions that are not in the call lose their cache."""
         if not prompts:
             return []
-        was_training = self.policy.training
-        self.policy.eval()
         try:
-            return self._decode(prompts, self._prefill(prompts), progress)
+            return self._decode(prompts, self._prefill(prompts))
         except torch.OutOfMemoryError as error:
             raise EngineError(
                 f"hf engine: out of memory with {len(prompts)} prompts; lower rollout.live"
             ) from error
-        finally:
-            self.policy.train(was_training)
 
     def _prefill(self, prompts: Sequence[Prompt]) -> Tensor:
         """Run what is not cached of each prompt; hidden states [B, D] at the last token of each."""
@@ -171,9 +164,7 @@ class HFEngine:
             use_cache=True,
         )
 
-    def _decode(
-        self, prompts: Sequence[Prompt], hidden: Tensor, progress: Callable[[int], None] | None
-    ) -> list[Completion]:
+    def _decode(self, prompts: Sequence[Prompt], hidden: Tensor) -> list[Completion]:
         device, count = self.policy.device, len(prompts)
         budget = max(p.max_new_tokens for p in prompts)
         noise = torch.stack([_uniforms(p, budget) for p in prompts]).to(device)
@@ -196,8 +187,6 @@ class HFEngine:
                 tails[row] = tails[row][-64:] + self._piece(t)
                 stopped[row] = t in prompt.stop_ids or any(s in tails[row] for s in prompt.stop)
                 live[row] = not stopped[row] and len(ids[row]) < prompt.max_new_tokens
-            if progress:
-                progress(sum(live))
             if not any(live):
                 break
             # a row that is done feeds its last token again at the same place, which changes nothing
@@ -207,7 +196,6 @@ class HFEngine:
             last = torch.tensor([i[-1] for i in ids], device=device)
             width = max(width, int(position.max()) + 1)
             hidden = self._forward(last[:, None], position[:, None], width)[:, 0]
-        self.generated_tokens += sum(map(len, ids))
         self._sessions = {
             p.session: (row, p.ids + tuple(ids[row][:-1]))
             for row, p in enumerate(prompts)

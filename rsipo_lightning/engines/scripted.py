@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,24 +10,15 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.types import Completion, Prompt
 
 
-@dataclass
-class ScriptedConfig:
-    """No keys."""
-
-
 class ScriptedEngine:
     """``respond(prompt, text) -> response``; log-probs are 0."""
-
-    Config = ScriptedConfig
 
     def __init__(self, codec: Codec, respond: Callable[[Prompt, str], str]) -> None:
         self.codec, self.respond = codec, respond
         self.policy_version = 0
         self.calls: list[list[Prompt]] = []
 
-    def generate(
-        self, prompts: Sequence[Prompt], progress: Callable[[int], None] | None = None
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt]) -> list[Completion]:
         """Answer each prompt."""
         self.calls.append(list(prompts))
         return [self._complete(p, self.respond(p, self.codec.decode(p.ids))) for p in prompts]

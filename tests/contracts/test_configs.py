@@ -18,6 +18,9 @@ def flags_for(file: str) -> dict[str, str]:
     """A choice of groups that applies the file."""
     flags = {"algo": "rsipo", "env": "search"}
     *folders, name = Path(file).with_suffix("").parts
+    if folders[0] == "pairs":
+        algo, env = name.split("-", 1)
+        return {"algo": algo, "env": env}
     if folders[0] == "tuned":
         model, env = folders[1].split("-", 1)
         return {"algo": "rsipo" if name == "common" else name, "env": env, "model": model}

@@ -16,8 +16,8 @@ LAYERS: list[set[str]] = [
     {"protocols", "registry", "config", "composing", "run_folder", "metrics_csv"},
     {"codec", "skills", "tokens", "policy", "rollout", "replay"},
     {"algorithms"},
-    {"module", "data", "strategy"},
-    {"callbacks", "tiny", "sft"},
+    {"module"},
+    {"callbacks", "tiny", "demonstrations", "sft"},
     {"build", "testing"},
     {"listing", "cli"},
     {"__init__", "__main__"},
@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
 # that put parts together see them.
 NOUNS = {"types", "errors", "keys", "rng", "checks", "protocols"}
 BESIDE = {"environments": NOUNS, "engines": NOUNS | {"policy", "codec"}}
-SEES_BESIDE = {"tiny", "sft", "build", "testing"}
+SEES_BESIDE = {"tiny", "demonstrations", "sft", "build", "testing"}
 # Data that is found by importlib.resources.
 DATA = {"configs", "models"}
 
