@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from rsipo_lightning import keys
@@ -108,7 +109,7 @@ def table(before: EvalResult | None, after: EvalResult | None) -> Table:
         result.add_column("change", justify="right")
     for task_type in dict.fromkeys(name for look in looks for name in look.types):
         tallies = [look.types.get(task_type, Tally()) for look in looks]
-        result.add_row(task_type, *_cells(tallies))
+        result.add_row(escape(task_type), *_cells(tallies))  # data may hold markup
     result.add_section()
     result.add_row("all", *_cells([look.overall for look in looks]), style="bold")
     return result

@@ -62,6 +62,7 @@ def evaluate(
     groups = play(tasks[rank::ranks], Role.EVAL, 1, temperature, KEY)
     if on_groups is not None:
         on_groups(groups)
+    check_broken(split, [t for group in groups for t in group.trajectories], max_error_frac)
     mine: dict[str, Tally] = {}
     for group in groups:
         for trajectory in group.trajectories:
@@ -74,9 +75,7 @@ def evaluate(
         for name in order
         if name in seen
     }
-    result = EvalResult(suite.name, split, temperature, types, time.monotonic() - start)
-    check_broken("evaluation", result.overall.broken, len(tasks), max_error_frac)
-    return result
+    return EvalResult(suite.name, split, temperature, types, time.monotonic() - start)
 
 
 class Evaluation(pl.Callback):

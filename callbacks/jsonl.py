@@ -21,12 +21,12 @@ def keep_until(path: Path, update: int) -> None:
     if not path.exists():
         return
     part = path.with_name(path.name + ".part")
-    with path.open(encoding="utf-8") as old, part.open("w", encoding="utf-8") as new:
+    with path.open("rb") as old, part.open("wb") as new:
         for line in old:
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
+                whole = json.loads(line)["update"] <= update
+            except (ValueError, TypeError, KeyError):
                 continue
-            if row["update"] <= update:
+            if whole:
                 new.write(line)
     os.replace(part, path)

@@ -95,10 +95,7 @@ class ReplayGains(L.Callback):
             for i in range(plan.n)
         ]
         replays = shown(trainer, "replay", self.player, jobs, sampling(self.config))
-        broken = [t for t in replays if not t.scored]
-        example = broken[0].error if broken else ""
-        limit = self.config.rollout.max_error_frac
-        check_broken("replays", len(broken), len(replays), limit, example)
+        check_broken("replays", replays, self.config.rollout.max_error_frac)
         played, results = iter(replays), []
         for plan in plans:
             treated = tuple(next(played) for _ in range(plan.n))

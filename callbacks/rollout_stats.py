@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rsipo_lightning import keys
 from rsipo_lightning.errors import EnvironmentFault
-from rsipo_lightning.metrics import Metrics
+from rsipo_lightning.metrics import Metrics, gather
 from rsipo_lightning.types import ReplayResult, RolloutGroup, Stop, Trajectory
 
 
@@ -52,13 +52,19 @@ def add_replays(metrics: Metrics, replays: Sequence[ReplayResult]) -> None:
         metrics.mean(keys.TEACHER_WORSE, treated < control)
 
 
-def check_broken(what: str, broken: int, played: int, max_frac: float, example: str = "") -> None:
-    """EnvironmentFault if more than ``max_frac`` of the episodes broke: that is no longer data."""
+def check_broken(what: str, trajectories: Sequence[Trajectory], max_frac: float) -> None:
+    """EnvironmentFault if more than ``max_frac`` of the episodes broke: that is no longer data.
+
+    Collective, and over all ranks, so that all of them stop.
+    """
+    errors = [t.error for t in trajectories if not t.scored]
+    everywhere = gather((len(errors), len(trajectories), errors[:1]))
+    broken, played = (sum(part[i] for part in everywhere) for i in (0, 1))
     if broken > max_frac * played:
-        first = f"; the first one: {example}" if example else ""
+        first = next(example for *_, examples in everywhere for example in examples)
         raise EnvironmentFault(
-            f"{what}: {broken} of {played} episodes broke, "
-            f"more than rollout.max_error_frac={max_frac:g}{first}"
+            f"{what}: {broken} of {played} episodes broke, more than "
+            f"rollout.max_error_frac={max_frac:g}; the first one: {first}"
         )
 
 

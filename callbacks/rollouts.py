@@ -68,9 +68,7 @@ class RolloutCollector(L.Callback):
         ]
         add_rollouts(it.metrics, it.groups)
         it.metrics.mean("time/rollout_s", time.perf_counter() - started)
-        broken = [t for t in played if not t.scored]
-        example = broken[0].error if broken else ""
-        check_broken("rollouts", len(broken), len(played), rollout.max_error_frac, example)
+        check_broken("rollouts", played, rollout.max_error_frac)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """The update is done: the engine gets the new weights."""

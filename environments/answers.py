@@ -33,6 +33,18 @@ def exact_match(prediction: str, golds: Iterable[str]) -> bool:
     return bool(form) and any(form == normalise(gold) for gold in golds)
 
 
+def plain_words(text: str) -> str:
+    """Words alone, for finding one text in another: "Ann Lee's_x" is "ann lee x".
+
+    Blind to case, Unicode form, invisible characters, possessives and all that is no letter or
+    digit, whichever way it joins words.
+    """
+    text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
+    text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+    text = re.sub(r"'s\b", "", text)
+    return " ".join(_ARTICLES.sub(" ", re.sub(r"[\W_]+", " ", text).lower()).split())
+
+
 def _loose(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).translate(_APOSTROPHES)
     words = normalise(_DASHES.sub(" ", text)).split()

@@ -136,13 +136,18 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+
+
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 ({error.reason})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error})") from error
+    if rb"\ud" in line.lower() and _HALF.search(json.dumps(row, ensure_ascii=False)):
+        raise DataError(f"{where}: holds half a character (a lone surrogate)")
     if not isinstance(row, dict):
         raise DataError(f"{where}: a JSON object is expected, not {type(row).__name__}")
     return row
@@ -242,6 +247,6 @@ def _open(folder: Path) -> tuple[Any, Any] | None:
     try:
         index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
         return index, np.load(folder / "offsets.npy", mmap_mode="r")
-    except (OSError, ValueError, KeyError):
+    except Exception:  # whatever reading half a file raises
         shutil.rmtree(folder, ignore_errors=True)
         return None

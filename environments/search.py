@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rsipo_lightning.environments.answers import exact_match, normalise
+from rsipo_lightning.environments.answers import exact_match, normalise, plain_words
 from rsipo_lightning.environments.retriever import (
     BM25Retriever,
     Passage,
@@ -280,8 +280,8 @@ class SearchSuite(TaskSuite):
         Golds that are yes/no or shorter than 4 characters are exempt: any text could hold them.
         """
         payload = trajectory.task.payload
-        words = f" {normalise(text)} "
-        for gold in map(normalise, payload["answers"]):
+        words = f" {plain_words(text)} "
+        for gold in map(plain_words, payload["answers"]):
             if len(gold) >= 4 and f" {gold} " in words:
                 return "contains the answer"
         question = f" {normalise(payload['question'])} "
@@ -441,7 +441,7 @@ def read_questions(path: str | Path) -> list[Task]:
             raise DataError(
                 f"{where}: field 'answers' (or 'golden_answers') must be a list of texts"
             )
-        ident = str(row.get("id", f"{path.stem}-{number}"))
+        ident = str(row.get("id") or f"{path.stem}-{number}")
         if ident in lines:
             raise DataError(f"{where}: id '{ident}' is also on line {lines[ident]}")
         lines[ident] = number

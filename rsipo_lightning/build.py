@@ -35,13 +35,13 @@ from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.errors import ConfigError, DataError
+from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy, load_model, load_tokenizer
 from rsipo_lightning.protocols import TaskSuite
 from rsipo_lightning.rollout import Player
-from rsipo_lightning.run_folder import RunFolder
+from rsipo_lightning.run_folder import CONFIG, RunFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,16 @@ def _check_training(config: RunConfig, made: Parts) -> None:
     gpus = torch.cuda.device_count()
     if _accelerator(config) == "cuda" and t.devices > gpus:
         raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
-    tasks = len(made.suite.tasks("train"))
-    if r.tasks > tasks:
-        raise ConfigError(f"rollout.tasks={r.tasks}: there are only {tasks} training tasks")
+    tasks = made.suite.tasks("train")
+    if r.tasks > len(tasks):
+        raise ConfigError(f"rollout.tasks={r.tasks}: there are only {len(tasks)} training tasks")
+    opening = made.suite.make().reset(tasks[0])
+    need = len(made.codec.start(opening)[0]) + r.max_new_tokens
+    if need > r.context:
+        raise ConfigError(
+            f"rollout.context={r.context}: a first prompt and a turn of rollout.max_new_tokens="
+            f"{r.max_new_tokens} take {need} tokens"
+        )
 
 
 def _accelerator(config: RunConfig) -> str:
@@ -126,6 +133,11 @@ def fit(
     _check_training(config, made)
     if resume:
         folder = RunFolder.open(resume)
+        if checkpoint and updates_of(checkpoint) > config.trainer.updates:
+            raise ConfigError(
+                f"trainer.updates={config.trainer.updates}: {resume} has made "
+                f"{updates_of(checkpoint)} already"
+            )
         folder.resumed(config, command)
     else:
         folder = RunFolder.create(config, command, made.suite.describe())
@@ -140,7 +152,7 @@ def fit(
             if result.before or result.after:
                 console.print(table(result.before, result.after))
             line = f"{module.version} updates in {wall:.0f} s ({cpu:.0f} CPU s): {folder.path}"
-            console.print(line, soft_wrap=True, highlight=False)
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
         if result.interrupted:
             raise KeyboardInterrupt
     return result
@@ -194,6 +206,8 @@ def _train(
     try:
         with interrupt:
             trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+            if trainer.received_sigterm:
+                raise RsipoError("stopped by SIGTERM")
             evaluation.finish(trainer, module)
     finally:
         made.player.engine.close()
@@ -242,6 +256,8 @@ def evaluate(
     """
     _quiet()
     path = Path(path)
+    if (path / CONFIG).is_file() and not (path / "policy").is_dir():
+        raise DataError(f"{path} is not finished, it has no policy/ yet: rsipo-fit --resume {path}")
     folder = path / "policy" if (path / "policy").is_dir() else path
     config = replace(config, model=replace(config.model, path=str(folder)))
     made = parts(config, (split,))

@@ -1,10 +1,11 @@
 """Range checks of keys, for ``__post_init__`` of the Config classes. Each raises ConfigError.
 
-A NaN passes none of them.
+A NaN or an infinity passes none of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rsipo_lightning.errors import ConfigError
@@ -12,19 +13,19 @@ from rsipo_lightning.errors import ConfigError
 
 def at_least(key: str, value: float, low: float) -> None:
     """``rollout.tasks=0: must be at least 1``."""
-    if not value >= low:
+    if not low <= value < math.inf:
         raise ConfigError(f"{key}={value}: must be at least {low:g}")
 
 
 def above(key: str, value: float, low: float) -> None:
     """``optim.lr=0.0: must be above 0``."""
-    if not value > low:
+    if not low < value < math.inf:
         raise ConfigError(f"{key}={value}: must be above {low:g}")
 
 
 def within(key: str, value: float, low: float, high: float) -> None:
     """``rollout.max_error_frac=2.0: must lie between 0 and 1``."""
-    if not low <= value <= high:
+    if not (low <= value <= high and math.isfinite(value)):
         raise ConfigError(f"{key}={value}: must lie between {low:g} and {high:g}")
 
 

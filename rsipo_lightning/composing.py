@@ -90,7 +90,9 @@ def compose_with_origins(
     """What ``compose`` does, with the place that each value came from."""
     file = _read(Path(config)) if config else {}
     named = file.pop("groups", None) or {}
-    if not isinstance(named, Mapping):
+    if not isinstance(named, Mapping) or not all(
+        isinstance(name, str) for name in [*named, *named.values()]
+    ):
         raise ConfigError(f"groups must hold group: name ({config})")
     if unknown := [group for group in named if group not in GROUPS]:
         raise ConfigError(f"no group '{unknown[0]}'{did_you_mean(unknown[0], GROUPS)} ({config})")
@@ -199,7 +201,7 @@ def _read(path: Path) -> dict[str, Any]:
         loaded = OmegaConf.to_container(OmegaConf.load(path))
     except FileNotFoundError:
         raise ConfigError(f"no config file {path}") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold keys and values, not a list")
@@ -212,7 +214,7 @@ def _parse(item: str) -> dict[str, Any]:
         raise ConfigError(f"'{item}' is not key=value")
     try:
         loaded = OmegaConf.to_container(OmegaConf.from_dotlist([item]))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{key}: '{value}' is not a value: {_one_line(error)}") from error
     assert isinstance(loaded, dict)
     return {str(name): part for name, part in loaded.items()}

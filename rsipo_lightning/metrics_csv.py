@@ -23,7 +23,8 @@ class MetricsCsv:
         if path.exists():  # of the run that is resumed
             with path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
-                self.rows = list(reader)
+                rows = [row for row in reader if None not in row and None not in row.values()]
+                self.rows = [row for row in rows if row.get(UPDATE, "").isdecimal()]
                 self.columns = list(reader.fieldnames or [UPDATE])
 
     def write(self, update: int, row: Mapping[str, float]) -> None:

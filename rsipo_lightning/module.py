@@ -246,6 +246,8 @@ class PolicyModule(L.LightningModule):
         the callbacks', when the metrics have been written.
         """
         self._parts = []
+        if not all(p.isfinite().all() for p in self.policy.parameters()):
+            raise DivergedError(f"weights are no numbers after update {self.version + 1}")
         return time.perf_counter() - self._started
 
     def configure_optimizers(self) -> Any:
@@ -295,6 +297,18 @@ class PolicyModule(L.LightningModule):
         """The reference follows the policy to its device."""
         for reference in self._reference:
             reference.to(self.device)
+
+    def on_train_start(self) -> None:
+        """A resumed optimizer has the learning rate of its checkpoint; the config's counts."""
+        o = self.run_config.optim
+        for optimizer in self.trainer.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] *= o.lr / group.get("initial_lr", group["lr"])  # the schedule's share
+                group.update(betas=tuple(o.betas), weight_decay=o.weight_decay)
+                if "initial_lr" in group:
+                    group["initial_lr"] = o.lr
+        for config in self.trainer.lr_scheduler_configs:
+            config.scheduler.base_lrs = [o.lr for _ in config.scheduler.base_lrs]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Version and the algorithm's state, as plain containers."""

@@ -93,7 +93,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Tokenizer of ``model.path``. Missing or without chat template: DataError."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_source(path))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers, tokenizers and safetensors raise their own
         raise DataError(_cannot(path, "tokenizer", error)) from error
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
@@ -108,7 +108,7 @@ def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(
             model_source(path), dtype=getattr(torch, dtype)
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers, tokenizers and safetensors raise their own
         raise DataError(_cannot(path, "model", error)) from error
     return model
 

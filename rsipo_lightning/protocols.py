@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from rsipo_lightning.checks import at_least
 from rsipo_lightning.errors import EnvironmentFault
 from rsipo_lightning.types import Completion, Prompt, Stop, Task, Trajectory
 
@@ -53,6 +54,10 @@ class EnvironmentConfig:
     )
     max_steps: int = 50  # T_max
     invalid_penalty: float = 0.1  # taken from the score, times the share of invalid turns
+
+    def __post_init__(self) -> None:
+        at_least("env.max_steps", self.max_steps, 1)
+        at_least("env.invalid_penalty", self.invalid_penalty, 0)
 
 
 class TaskSuite(ABC):

@@ -108,8 +108,8 @@ class RunFolder:
         if _further_rank():
             return
         os.environ[SHARED] = str(self.path.resolve())
-        _write(self.config_file, to_yaml(config))
         record = self.record()
+        _write(self.config_file, to_yaml(config))
         resumes = [*record.get("resumed", []), {"command": shlex.join(command), "at": _now()}]
         _write(self.path / RECORD, _json({**record, "resumed": resumes}))
 

@@ -205,7 +205,7 @@ class TestAfterTheStart:
         assert eval_main(["mine", "--episodes", "9", "eval.temperature=0"]) == 0
         (call,) = build.calls
         assert call["path"] == Path("mine")
-        assert (call["split"], call["episodes"]) == (None, 9)
+        assert (call["split"], call["episodes"]) == ("test", 9)
         assert (call["config"].seed, call["config"].eval.temperature) == (4, 0)
 
     def test_eval_of_a_model_folder_needs_an_environment(

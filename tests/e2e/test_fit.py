@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,9 +175,115 @@ def test_resume_is_exact(algo: str, tmp_path: Path) -> None:
     ]
     one, other = weights(straight), weights(parts)
     assert all(torch.equal(one[name], other[name]) for name in one)
+    looks = [json.loads((f / "eval.json").read_text()) for f in (straight, parts)]
+    assert [look["after"]["updates"] for look in looks] == [4, 4]  # not the look after update 2
+    assert looks[0]["after"]["overall"] == looks[1]["after"]["overall"]
     events = EventAccumulator(str(parts))
     events.Reload()
     assert [p.step for p in events.Scalars("loss/total")] == [1, 2, 3, 4]
+
+
+def close(one: Path, other: Path, tolerance: float) -> None:
+    """All metrics agree but for the order of sums."""
+    for a, b in zip(metrics(one), metrics(other), strict=True):
+        assert a.keys() == b.keys()
+        for key in a.keys() - {"policy/mismatch_max", "policy/mismatch_kl_mean"}:
+            assert float(a[key] or 0) == pytest.approx(float(b[key] or 0), abs=tolerance), key
+
+
+def test_micro_batches_do_not_change_the_run(done: Path, tmp_path: Path) -> None:
+    """Through the real trainer: Lightning's scaling of losses included."""
+    close(done, run("rsipo", tmp_path / "run", "trainer.micro_batches=3"), 1e-5)
+
+
+def test_several_optimizer_steps_of_an_update(tmp_path: Path) -> None:
+    """The ratio to the policy that sampled: the second step's surrogate is off-policy."""
+    more = ("trainer.minibatches=2", "optim.lr=5e-3", "eval.episodes=0")
+    one = run("grpo", tmp_path / "one", *more)
+    two = run("grpo", tmp_path / "two", *more, "trainer.micro_batches=2")
+    close(one, two, 1e-4)
+    assert all(float(row["policy/mismatch_max"]) < 1e-5 for row in metrics(one))
+
+
+def test_dropout_of_a_model_does_not_reach_the_run(tmp_path: Path) -> None:
+    """The policy that is trained is the policy that sampled, and equal seeds give equal runs."""
+    folder = tmp_path / "model"
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "rsipo_lightning/models/tiny")
+    model.config.attention_dropout = 0.3
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(ROOT / "rsipo_lightning/models/tiny").save_pretrained(folder)
+    more = (f"model.path={folder}", "eval.episodes=0", "eval.every=0")
+    one = run("grpo", tmp_path / "one", "--model", "tiny", *more)
+    assert all(float(row["policy/mismatch_max"]) < 1e-5 for row in metrics(one))
+    assert metrics(one) == metrics(run("grpo", tmp_path / "two", "--model", "tiny", *more))
+
+
+@pytest.mark.slow
+def test_two_ranks_make_the_same_run_as_one(tmp_path: Path) -> None:
+    """Gains, trust, losses and gradient norms on two gloo processes."""
+    one = run("rsipo", tmp_path / "one")
+    two = tmp_path / "two"
+    command = [sys.executable, "-m", "rsipo_lightning", "--algo", "rsipo", "--env", "search"]
+    subprocess.run(
+        [*command, "--trainer", "ddp", "trainer.accelerator=cpu", *SMALL, f"run.dir={two}"],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    close(one, two, 1e-5)
+
+
+def test_a_new_learning_rate_counts_after_a_resume(done: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(done, folder)
+    assert fit_main(["--resume", str(folder), "trainer.updates=3", "optim.lr=0.001"]) == 0
+    state = torch.load(folder / "checkpoints" / "update-000003.ckpt", weights_only=True)
+    assert [g["lr"] for g in state["optimizer_states"][0]["param_groups"]] == [0.001]
+    assert float(metrics(folder)[-1]["optim/lr"]) == 0.001
+
+
+def test_a_resume_that_cannot_be_changes_nothing(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(done, folder)
+    before = (folder / "config.yaml").read_text(), (folder / "run.json").read_text()
+    assert fit_main(["--resume", str(folder), "trainer.updates=1"]) == 2
+    assert "has made 2 already" in capsys.readouterr().err
+    assert before == ((folder / "config.yaml").read_text(), (folder / "run.json").read_text())
+
+
+def test_a_run_that_diverges_stops_with_the_last_whole_update(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    argv = ["--algo", "grpo", "--env", "search", *SMALL, "eval.episodes=0", "optim.lr=1e38"]
+    assert fit_main([*argv, f"run.dir={folder}"]) == 75
+    assert "no numbers" in capsys.readouterr().err
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["update-000000.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("rollout.context=30", "rollout.context=30: a first prompt and a turn"),
+        ("rollout.tasks=4000", "there are only 3200 training tasks"),
+        ("model.dtype=bfloat16", "train in float32"),
+        ("rollout.group=5", "even number"),
+        ("env.invalid_penalty=nan", "env.invalid_penalty=nan"),
+        ("optim.lr=inf", "optim.lr=inf"),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_writes_nothing(
+    key: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--algo", "rsipo", "--env", "search", f"run.dir={tmp_path / 'run'}", key]
+    assert fit_main(argv) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_from_python(tmp_path: Path) -> None:

@@ -427,13 +427,39 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Al"]}\n'
         (GOOD + '{"question": "Who?", "answers": []}', "mine.jsonl:2: field 'answers'"),
         (GOOD + '{"question": "Who?", "answers": [1]}', "mine.jsonl:2: field 'answers'"),
         (GOOD + "\n" + GOOD, "mine.jsonl:3: id '1' is also on line 1"),
-        (GOOD, "mine.jsonl: too few rows"),
+        (GOOD + '{"question": "\\ud800", "answers": ["Al"]}', "mine.jsonl:2: holds half a"),
+        (GOOD + '{"a":' * 99_999, "mine.jsonl:2: not JSON"),
     ],
 )
 def test_broken_questions_name_file_and_line(files, text, message):
     with pytest.raises(DataError) as caught:
         SearchSuite(_config(files, text), 0)
     assert message in str(caught.value)
+
+
+def test_a_few_rows_can_be_evaluated_but_not_trained_on(files):
+    suite = SearchSuite(_config(files, GOOD), 0)
+    assert len(suite.tasks("all")) == 1
+    with pytest.raises(DataError, match=r"mine\.jsonl: too few rows"):
+        suite.tasks("test")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Answer right away with Ada Stone's name",
+        "The answer is Ada Stone/x please",
+        "use answer-Ada Stone-here at once",
+        "the_ada_stone_is_right this time",
+        "Say A\u200bda Stone at once please",
+    ],
+)
+def test_no_spelling_of_the_answer_passes_the_leak_check(files, text):
+    suite = SearchSuite(_config(files, GOOD), 0)
+    task = Task("x", "search", "t", {"question": "Who?", "answers": ["Ada Stone"]})
+    trajectory = Trajectory(task, 0, (), True, 1.0, Stop.DONE, 4)
+    assert suite.check_skill(trajectory, text) == "contains the answer"
+    assert suite.check_skill(trajectory, "Search the name first, then answer") == ""
 
 
 def test_rows_that_nothing_can_match_are_left_out_with_a_warning(files):

@@ -77,6 +77,7 @@ def test_replays_compare_success_rates(make: SimpleNamespace) -> None:
     )
     assert metrics.reduce() == pytest.approx(
         {
+            "replay/error_frac": 0.0,
             "replay/gain_mean": 0.1,
             "replay/treated_success_frac": 2 / 3,
             "replay/control_success_frac": 2 / 3,
