@@ -47,6 +47,7 @@ tiny-policy: install
 	$(BIN)/python -m rsipo_lightning.sft $(ARGS)
 
 board: install
+	@echo 'success, gain and trust in tabs: http://localhost:6006/#custom_scalars'
 	$(BIN)/tensorboard --logdir runs $(ARGS)
 
 dist: install

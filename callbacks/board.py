@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import lightning.pytorch as pl
@@ -46,6 +47,19 @@ LAYOUT: Final[dict[str, dict[str, list[Any]]]] = {
         "policy version": ["Multiline", [keys.VERSION]],
     },
 }
+
+
+class Board(TensorBoardLogger):
+    """Event files in the run folder itself; no hparams.yaml, since config.yaml says it all."""
+
+    def __init__(self, folder: Path, first_update: int) -> None:
+        # What a killed run wrote of this update and later ones is made again.
+        super().__init__(
+            str(folder), name="", version="", purge_step=first_update, default_hp_metric=False
+        )
+
+    def save(self) -> None:
+        """Nothing: events are written as they come."""
 
 
 def add_text(trainer: pl.Trainer, tag: str, text: str, step: int) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import lightning as L
 import torch
 import transformers
-from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from rsipo_lightning import registry
 from rsipo_lightning.algorithms.base import Algorithm, active
+from rsipo_lightning.callbacks.board import Board
 from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest, updates_of
 from rsipo_lightning.callbacks.eval_result import EvalResult, table
 from rsipo_lightning.callbacks.evaluation import Evaluation, choose
@@ -192,9 +192,7 @@ def _train(
         max_epochs=t.updates,
         accumulate_grad_batches=t.micro_batches,
         gradient_clip_val=config.optim.clip or None,
-        logger=TensorBoardLogger(
-            str(folder.path), name="", version="", purge_step=done + 1, default_hp_metric=False
-        ),
+        logger=Board(folder.path, done + 1),
         callbacks=callbacks,
         log_every_n_steps=1,
         num_sanity_val_steps=0,

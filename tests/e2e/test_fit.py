@@ -95,6 +95,7 @@ def test_a_run_writes_what_it_promises(done: Path) -> None:
     assert record["result"]["after"]["overall"]["n"] == 12
     assert record["data"]["source"] == "world"
     assert record["cpu_s"] > 0
+    assert not (done / "hparams.yaml").exists()
     rows = metrics(done)
     assert [row["update"] for row in rows] == ["1", "2"]
     played = jsonl(done / "trajectories.jsonl")
