@@ -16,6 +16,7 @@ from typing import Any
 import lightning as L
 import torch
 import transformers
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from rsipo_lightning import registry
@@ -204,9 +205,9 @@ def _train(
     try:
         with interrupt:
             trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
-            if trainer.received_sigterm:
-                raise RsipoError("stopped by SIGTERM")
             evaluation.finish(trainer, module)
+    except SIGTERMException as error:  # a SystemExit of code 0, as if all had been done
+        raise RsipoError("stopped by SIGTERM") from error
     finally:
         made.player.engine.close()
         made.suite.close()

@@ -300,8 +300,11 @@ def test_from_python(tmp_path: Path) -> None:
     assert (result.folder / "policy" / "config.json").is_file()
 
 
-def test_ctrl_c_finishes_the_update_and_can_be_resumed(tmp_path: Path) -> None:
-    """A real process and a real SIGINT: exit code 130, a checkpoint, and how to go on."""
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_leaves_a_run_that_can_be_resumed(
+    sent: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    """A real process, Ctrl-C or a scheduler's SIGTERM: exit code, checkpoint, and how to go on."""
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "rsipo_lightning", "--algo", "rsipo", "--env", "search"]
     process = subprocess.Popen(
@@ -314,15 +317,16 @@ def test_ctrl_c_finishes_the_update_and_can_be_resumed(tmp_path: Path) -> None:
     until = time.monotonic() + 120
     while not (folder / "metrics.csv").exists() and time.monotonic() < until:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert f"rsipo-fit --resume {folder}" in err
     made = len(metrics(folder))
     assert 1 <= made < 50
-    assert (folder / "checkpoints" / f"update-{made:06d}.ckpt").exists()
+    kept = sorted(p.name for p in (folder / "checkpoints").iterdir())[-1]
+    assert kept in (f"update-{made:06d}.ckpt", f"update-{made - 1:06d}.ckpt")
     assert fit_main(["--resume", str(folder), f"trainer.updates={made + 1}"]) == 0
-    assert len(metrics(folder)) == made + 1
+    assert [row["update"] for row in metrics(folder)] == [str(i + 1) for i in range(made + 1)]
 
 
 def test_a_dead_retriever_stops_the_run_with_a_checkpoint(
