@@ -91,9 +91,13 @@ class BM25Retriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Up to ``k`` passages for each query. Empty and unknown queries give []."""
-        return [[self.passages[i] for i in self._top(query, k)] for query in queries]
+        return [[self.passages[i] for i, _ in self._top(query, k)] for query in queries]
 
-    def _top(self, query: str, k: int) -> list[int]:
+    def scored(self, queries: Sequence[str], k: int) -> list[list[tuple[Passage, float]]]:
+        """What :meth:`search` finds, with the scores."""
+        return [[(self.passages[i], score) for i, score in self._top(q, k)] for q in queries]
+
+    def _top(self, query: str, k: int) -> list[tuple[int, float]]:
         tokens = self._index.get_tokens_ids(self._stem(_tokens(query)))
         if not tokens or k < 1:
             return []
@@ -103,7 +107,7 @@ class BM25Retriever:
             border = np.partition(scores[found], -k)[-k]
             found = found[scores[found] >= border]
         order = np.argsort(-scores[found], kind="stable")[:k]
-        return [int(i) for i in found[order]]
+        return [(int(i), float(scores[i])) for i in found[order]]
 
 
 def cache_folder() -> Path:
@@ -131,7 +135,7 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 start, offset = offset, offset + len(line)
                 if line.strip():
-                    yield number, start, _parse(line, f"{path}:{number}")
+                    yield number, start, parse_object(line, f"{path}:{number}")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -139,7 +143,8 @@ def read_jsonl(path: str | Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
 _HALF = re.compile("[\ud800-\udfff]")
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def parse_object(line: bytes, where: str) -> dict[str, Any]:
+    """A JSON object. Not UTF-8, not JSON, half a character, no object: DataError."""
     try:
         row = json.loads(line)
     except UnicodeDecodeError as error:
@@ -153,7 +158,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _passage(row: dict[str, Any], where: str) -> Passage:
+def to_passage(row: dict[str, Any], where: str) -> Passage:
     """{id, title, text}, or FlashRAG's {id, contents} with the title on the first line."""
     row = dict(row)
     if isinstance(contents := row.get("contents"), str):
@@ -188,7 +193,7 @@ class _FilePassages(Sequence[Passage]):
         end = self._bytes.find(b"\n", start)
         line = self._bytes[start : end if end >= 0 else len(self._bytes)]
         where = f"{self._path} at byte {start}"
-        return _passage(_parse(line, where), where)
+        return to_passage(parse_object(line, where), where)
 
 
 def _tokens(text: str) -> list[str]:
@@ -221,7 +226,7 @@ def _write(path: Path, folder: Path) -> None:
 
     def texts() -> Iterator[str]:
         for number, offset, row in read_jsonl(path):
-            passage = _passage(row, f"{path}:{number}")
+            passage = to_passage(row, f"{path}:{number}")
             offsets.append(offset)
             yield f"{passage.title}\n{passage.text}"
 

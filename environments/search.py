@@ -16,7 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rsipo_lightning.checks import at_least
 from rsipo_lightning.environments.answers import exact_match, normalise, plain_words
+from rsipo_lightning.environments.http_retriever import PROTOCOLS, HTTPRetriever, check_url
 from rsipo_lightning.environments.retriever import (
     BM25Retriever,
     Passage,
@@ -77,6 +79,11 @@ class SearchConfig(EnvironmentConfig):
     world: int = 0  # seed of the facts of the built-in world
     max_steps: int = 4  # actions in all, the answer included
     invalid_penalty: float = 0.01
+    retriever: str = "bm25"  # bm25 over `corpus` | http: a server (rsipo-retriever, Search-R1's)
+    retriever_url: str | None = None  # http://host:port of the server; its path is /retrieve
+    retriever_protocol: str = "batch"  # batch: "queries", a list | single: one "query" a request
+    retriever_timeout_s: float = 30  # for each request
+    retriever_retries: int = 3  # after a failed connection, a timeout or a 5xx
 
 
 class Action(NamedTuple):
@@ -252,6 +259,8 @@ class SearchSuite(TaskSuite):
         try:
             found = self._retriever.search(distinct, self.config.topk)
             table = dict(zip(distinct, found, strict=True))
+        except EnvironmentFault:
+            raise
         except Exception as error:
             raise EnvironmentFault(f"search: the retriever failed ({error!r})") from error
         return [table[query] for query in queries]
@@ -325,11 +334,35 @@ def _check(config: SearchConfig) -> None:
     for key in ("topk", "max_steps", "passage_tokens"):
         if getattr(config, key) < 1:
             raise ConfigError(f"env.{key}={getattr(config, key)}: must be at least 1")
-    if config.questions and not config.corpus:
+    _check_retriever(config)
+    if config.questions and not config.corpus and config.retriever == "bm25":
         raise ConfigError("env.questions is given without env.corpus: which passages are searched?")
     if not config.questions and (config.corpus or config.eval_questions):
         given = "corpus" if config.corpus else "eval_questions"
         raise ConfigError(f"env.{given} is given without env.questions: which questions train?")
+
+
+def _check_retriever(config: SearchConfig) -> None:
+    if config.retriever not in ("bm25", "http"):
+        raise ConfigError(f"env.retriever={config.retriever}: must be bm25 or http")
+    if config.retriever_protocol not in PROTOCOLS:
+        got = config.retriever_protocol
+        raise ConfigError(f"env.retriever_protocol={got}: must be {' or '.join(PROTOCOLS)}")
+    at_least("env.retriever_retries", config.retriever_retries, 0)
+    if not 0 < config.retriever_timeout_s < 1e6:  # a socket takes no infinite one
+        got = f"{config.retriever_timeout_s:g}"
+        raise ConfigError(f"env.retriever_timeout_s={got}: must be above 0 and below 1e6")
+    if config.retriever == "bm25":
+        if config.retriever_url:
+            raise ConfigError("env.retriever_url is given: set env.retriever=http to use it")
+        return
+    if not config.retriever_url:
+        raise ConfigError("env.retriever=http needs env.retriever_url=http://host:port")
+    check_url(config.retriever_url)
+    if not config.questions:
+        raise ConfigError("env.retriever=http needs env.questions: the world has its own passages")
+    if config.corpus:
+        raise ConfigError("env.corpus is given with env.retriever=http: the server has the corpus")
 
 
 class _World:
@@ -380,8 +413,7 @@ class _Files:
 
     def __init__(self, config: SearchConfig) -> None:
         assert config.questions
-        assert config.corpus
-        self._files = {"questions": config.questions, "corpus": config.corpus}
+        self._files = {"questions": config.questions}
         train = every = read_questions(config.questions)
         if config.eval_questions:
             self._files["eval_questions"] = config.eval_questions
@@ -391,7 +423,19 @@ class _Files:
             train = [task for task in train if not _held_out(task.id)]
         self._tasks = {"train": train, "val": held, "test": held, "all": every}
         self.types = tuple(sorted({task.type for task in train + held}))
-        self.retriever = BM25Retriever.from_file(config.corpus)
+        self.retriever: BM25Retriever | HTTPRetriever
+        if config.retriever == "http":
+            assert config.retriever_url
+            self.retriever = HTTPRetriever(
+                config.retriever_url,
+                config.retriever_timeout_s,
+                config.retriever_retries,
+                config.retriever_protocol,
+            )
+        else:
+            assert config.corpus
+            self._files["corpus"] = config.corpus
+            self.retriever = BM25Retriever.from_file(config.corpus)
 
     def tasks(self, split: str) -> Sequence[Task]:
         if not self._tasks[split]:
@@ -402,18 +446,19 @@ class _Files:
         return self._tasks[split]
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "source": "files",
-            "files": {
-                key: {
-                    "path": path,
-                    "sha256": self.retriever.sha256 if key == "corpus" else hash_file(path),
-                }
-                for key, path in self._files.items()
-            },
-            "passages": len(self.retriever.passages),
-            "tasks": {split: len(self._tasks[split]) for split in SPLITS},
+        files = {
+            key: {"path": path, "sha256": hash_file(path)}
+            for key, path in self._files.items()
+            if key != "corpus"
         }
+        passages: dict[str, Any]
+        if isinstance(self.retriever, BM25Retriever):
+            files["corpus"] = {"path": self._files["corpus"], "sha256": self.retriever.sha256}
+            passages = {"passages": len(self.retriever.passages)}
+        else:
+            passages = {"retriever_url": self.retriever.url}
+        tasks = {split: len(self._tasks[split]) for split in SPLITS}
+        return {"source": "files", "files": files, **passages, "tasks": tasks}
 
 
 def _held_out(ident: str) -> bool:

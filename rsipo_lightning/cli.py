@@ -20,18 +20,18 @@ CANNOT_START, STOPPED, INTERRUPTED = 2, 75, 130
 
 def fit_main(argv: Sequence[str] | None = None) -> int:
     """Train: ``rsipo-fit --algo A --env E [key=value ...]``. Returns the exit code."""
-    return _guard("rsipo-fit", _fit, sys.argv[1:] if argv is None else list(argv))
+    return guard("rsipo-fit", _fit, sys.argv[1:] if argv is None else list(argv))
 
 
 def eval_main(argv: Sequence[str] | None = None) -> int:
     """Evaluate: ``rsipo-eval RUN_OR_MODEL_DIR [key=value ...]``. Returns the exit code."""
-    return _guard("rsipo-eval", _eval, sys.argv[1:] if argv is None else list(argv))
+    return guard("rsipo-eval", _eval, sys.argv[1:] if argv is None else list(argv))
 
 
 main = fit_main
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Errors are exceptions of ours, so that they end in one line like all others."""
 
     def error(self, message: str) -> NoReturn:
@@ -48,7 +48,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _fit(argv: list[str]) -> int:
-    parser = _Parser(
+    parser = Parser(
         "rsipo-fit",
         allow_abbrev=False,
         description="Train a policy. A run writes <run.root>/<env>/<algo>/<time>-s<seed>/.",
@@ -100,7 +100,7 @@ def _fit(argv: list[str]) -> int:
 
 
 def _eval(argv: list[str]) -> int:
-    parser = _Parser(
+    parser = Parser(
         "rsipo-eval",
         allow_abbrev=False,
         description="Success of the policy of a run, or of any model folder, on tasks.",
@@ -146,7 +146,8 @@ def _eval(argv: list[str]) -> int:
     return 0
 
 
-def _guard(program: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
+def guard(program: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
+    """Run ``work``; one of our errors becomes a line on stderr and an exit code."""
     try:
         return work(argv)
     except (RsipoError, KeyboardInterrupt) as error:

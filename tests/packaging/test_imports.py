@@ -20,13 +20,14 @@ LAYERS: list[set[str]] = [
     {"callbacks", "tiny", "demonstrations", "sft"},
     {"build", "testing"},
     {"listing", "cli"},
+    {"retriever_server"},
     {"__init__", "__main__"},
 ]
 # These stand beside the line: they see the nouns and what they implement or run, and only those
 # that put parts together see them.
 NOUNS = {"types", "errors", "keys", "rng", "checks", "protocols"}
 BESIDE = {"environments": NOUNS, "engines": NOUNS | {"policy", "codec"}}
-SEES_BESIDE = {"tiny", "demonstrations", "sft", "build", "testing"}
+SEES_BESIDE = {"tiny", "demonstrations", "sft", "build", "testing", "retriever_server"}
 # Data that is found by importlib.resources.
 DATA = {"configs", "models"}
 
@@ -86,6 +87,7 @@ def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
         "from rsipo_lightning.cli import fit_main; fit_main(['--help'])",
         "from rsipo_lightning.cli import eval_main; eval_main(['--help'])",
         "from rsipo_lightning.cli import fit_main; assert fit_main(['--nope']) == 2",
+        "from rsipo_lightning.retriever_server import main; main(['--help'])",
         "import rsipo_lightning.run_folder",
     ],
 )
