@@ -98,11 +98,13 @@ class EvalResult:
 def table(before: EvalResult | None, after: EvalResult | None) -> Table:
     """Success before and after by task type, with 95 % intervals and numbers of episodes."""
     looks = [result for result in (before, after) if result is not None]
-    title = "Success on the same test tasks" if len(looks) == 2 else "Success on test tasks"
+    split = looks[0].split if looks else "test"
+    title = f"Success on the same {split} tasks" if len(looks) == 2 else f"Success on {split} tasks"
     result = Table(title=title)
     result.add_column("task type")
     result.add_column("episodes", justify="right")
-    for name in [n for n, r in (("before", before), ("after", after)) if r is not None]:
+    names = [n for n, r in (("before", before), ("after", after)) if r is not None]
+    for name in names if before else ["success"] * len(names):
         result.add_column(name, justify="right")
         result.add_column("95 %", justify="right", no_wrap=True)
     if len(looks) == 2:

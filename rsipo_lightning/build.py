@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import resource
 import sys
 import time
@@ -73,6 +74,8 @@ def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
 
     ``splits`` are those that will be played.
     """
+    if config.groups["model"] == "hf" and config.model.path == "tiny":
+        raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
     algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
     algorithm_class.check(config.algo, config.rollout)
     codec = Codec(load_tokenizer(config.model.path))
@@ -142,7 +145,9 @@ def fit(
         folder.resumed(config, command)
     else:
         folder = RunFolder.create(config, command, made.suite.describe())
-    console = Console(stderr=False)
+    console = Console()
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        console.print(f"run folder: {folder.path}", soft_wrap=True, highlight=False, markup=False)
     with folder.resumable():
         result, module, trainer = _train(config, made, folder, checkpoint, console)
         if trainer.is_global_zero:

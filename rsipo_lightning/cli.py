@@ -112,7 +112,7 @@ def _eval(argv: list[str]) -> int:
     add(
         "--split",
         metavar="S",
-        help="train, val, test or all (default: test; all of env.questions=FILE)",
+        help="train, val, test; of files also all, the default with env.questions=FILE (else test)",
     )
     add("--episodes", metavar="N", type=int, help="tasks to play (default: eval.episodes)")
     add("path", metavar="RUN_OR_MODEL_DIR", help="folder of a run, or one with a config.json")

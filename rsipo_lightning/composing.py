@@ -180,7 +180,12 @@ def _fallback(group: str, file: Mapping[str, Any], overrides: Sequence[str]) -> 
     section = file.get("model")
     paths = [section.get("path")] if isinstance(section, Mapping) else []
     paths += [item.partition("=")[2] for item in overrides if item.startswith("model.path=")]
-    return "hf" if paths and paths[-1] not in (None, "tiny") else "tiny"
+    if not paths or paths[-1] in (None, "tiny"):
+        return "tiny"
+    run = Path(paths[-1]).parent / "config.yaml"
+    if Path(paths[-1]).name == "policy" and run.is_file():  # of an earlier run: its preset
+        return str((_read(run).get("groups") or {}).get("model", "hf"))
+    return "hf"
 
 
 def _have(group: str) -> str:

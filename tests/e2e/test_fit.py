@@ -290,6 +290,20 @@ def test_what_cannot_run_is_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_another_model_does_not_get_the_tiny_policys_values(
+    done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But the policy of an earlier run keeps its preset, and --model hf alone is refused."""
+    base = {"algo": "grpo", "env": "search"}
+    assert compose(**base).optim.lr == 6e-4
+    other = compose(**base, overrides=["model.path=some/llm"])
+    assert (other.groups["model"], other.optim.lr, other.env.prompt) == ("hf", 1e-6, "full")
+    own = compose(**base, overrides=[f"model.path={done / 'policy'}"])
+    assert (own.groups["model"], own.env.prompt) == ("tiny", "compact")
+    assert fit_main(["--algo", "grpo", "--env", "search", "--model", "hf"]) == 2
+    assert "--model hf needs model.path=" in capsys.readouterr().err
+
+
 def test_from_python(tmp_path: Path) -> None:
     config = compose(
         algo="grpo", env="search", overrides=[*SMALL, "trainer.updates=1", f"run.root={tmp_path}"]
