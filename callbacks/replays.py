@@ -9,12 +9,12 @@ import lightning as L
 
 from rsipo_lightning import keys
 from rsipo_lightning.callbacks.rollout_stats import add_replays, check_broken
-from rsipo_lightning.callbacks.rollouts import sampling, shown
+from rsipo_lightning.callbacks.rollouts import shown
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.replay import gain, utilities
 from rsipo_lightning.rng import keyed_seed
-from rsipo_lightning.rollout import Job, Player
+from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.skills import analysis_messages, category, read_skill
 from rsipo_lightning.types import (
     Iteration,
@@ -94,7 +94,8 @@ class ReplayGains(L.Callback):
             for plan in plans
             for i in range(plan.n)
         ]
-        replays = shown(trainer, "replay", self.player, jobs, sampling(self.config))
+        how = Sampling.of(self.config, self.config.rollout.temperature)
+        replays = shown(trainer, "replay", self.player, jobs, how)
         check_broken("replays", replays, self.config.rollout.max_error_frac)
         played, results = iter(replays), []
         for plan in plans:

@@ -61,7 +61,9 @@ class RolloutCollector(L.Callback):
         it = Iteration(update, tasks, Metrics())
         pl_module.iteration = it
         jobs = [Job(task, Role.STUDENT, i, update) for task in tasks for i in range(rollout.group)]
-        played = shown(trainer, "rollout", self.player, jobs, sampling(self.config))
+        played = shown(
+            trainer, "rollout", self.player, jobs, Sampling.of(self.config, rollout.temperature)
+        )
         it.groups = [
             RolloutGroup(task, tuple(played[k * rollout.group : (k + 1) * rollout.group]))
             for k, task in enumerate(tasks)
@@ -89,9 +91,3 @@ def shown(
         return player.play(jobs, how)
     display.phase(phase, len(jobs))
     return player.play(jobs, how, display.advance)
-
-
-def sampling(config: RunConfig) -> Sampling:
-    """How students and replays act."""
-    r = config.rollout
-    return Sampling(config.seed, r.temperature, r.max_new_tokens, r.context, r.live)

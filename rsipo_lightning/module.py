@@ -276,8 +276,7 @@ class PolicyModule(L.LightningModule):
         self, tasks: Sequence[Task], role: Role, n: int, temperature: float, update: int
     ) -> list[RolloutGroup]:
         """Play each task n times with the weights as they are."""
-        r = self.run_config.rollout
-        how = Sampling(self.run_config.seed, temperature, r.max_new_tokens, r.context, r.live)
+        how = Sampling.of(self.run_config, temperature)
         played = self.player.play(
             [Job(task, role, i, update) for task in tasks for i in range(n)], how
         )

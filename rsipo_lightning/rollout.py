@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rsipo_lightning.codec import Codec
+from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import EnvironmentFault
 from rsipo_lightning.protocols import Engine, Environment, TaskSuite
 from rsipo_lightning.rng import keyed_seed
@@ -34,6 +35,12 @@ class Sampling:
     max_new_tokens: int  # of one turn
     context: int  # tokens of one row
     live: int  # episodes played at once
+
+    @classmethod
+    def of(cls, config: RunConfig, temperature: float) -> Sampling:
+        """As the run's config says, at this temperature."""
+        r = config.rollout
+        return cls(config.seed, temperature, r.max_new_tokens, r.context, r.live)
 
 
 @dataclass(slots=True)

@@ -9,11 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rsipo_lightning.policy import Policy
+from rsipo_lightning.tiny import TEMPLATE
 
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 SPECIAL = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
 
