@@ -30,6 +30,8 @@ def _add_episode(metrics: Metrics, trajectory: Trajectory) -> None:
     metrics.mean(keys.by_type("rollout", task.env, task.type), trajectory.success)
     metrics.mean(keys.SCORE, trajectory.score)
     metrics.mean(keys.TURNS, trajectory.steps)
+    for name, value in trajectory.measures.items():
+        metrics.mean(keys.measure("rollout", name), value)
     for turn in trajectory.turns:
         metrics.mean(keys.VALID_ACTION, turn.valid)
         metrics.mean(keys.TRUNCATED, turn.completion.truncated)

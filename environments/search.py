@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rsipo_lightning.checks import at_least
-from rsipo_lightning.environments.answers import exact_match, normalise, plain_words
+from rsipo_lightning.environments.answers import exact_match, lenient_match, normalise, plain_words
 from rsipo_lightning.environments.http_retriever import PROTOCOLS, HTTPRetriever, check_url
 from rsipo_lightning.environments.retriever import (
     BM25Retriever,
@@ -53,6 +53,8 @@ INVALID = {
 LAST_TURN = (
     "That was the last turn: it was not an answer, so the search was not run and the episode ends."
 )
+
+LENIENT = "lenient_match"  # measure of an episode: its answer is right in the lenient sense
 
 _TAG = re.compile(r"</?(?:search|answer|think|information)>")
 _FORMS = {
@@ -187,12 +189,16 @@ class SearchEpisode:
         self._taken += 1
         if action.kind == "answer":
             self.close()
-            won = exact_match(action.text, task.payload["answers"])
-            return StepResult(str(action), "", float(won), won, stop=Stop.DONE)
+            answers = task.payload["answers"]
+            won = exact_match(action.text, answers)
+            lenient = {LENIENT: float(lenient_match(action.text, answers))}
+            return StepResult(str(action), "", float(won), won, stop=Stop.DONE, measures=lenient)
         valid = bool(action.kind)
         if self._taken >= config.max_steps:
             self.close()
-            return StepResult(str(action), LAST_TURN, valid=valid, stop=Stop.MAX_TURNS)
+            return StepResult(
+                str(action), LAST_TURN, valid=valid, stop=Stop.MAX_TURNS, measures={LENIENT: 0.0}
+            )
         body = self._block(passages) if valid else INVALID[config.prompt].format(why=action.why)
         if config.prompt == "full":
             body = FULL_NEXT.format(body=body, taken=self._taken, max_steps=config.max_steps)

@@ -63,5 +63,10 @@ def by_type(area: str, env: str, task_type: str, name: str = "success_frac") -> 
     return f"{area}/{_tag(env)}/{_tag(task_type)}/{name}"
 
 
+def measure(area: str, name: str) -> str:
+    """``rollout/lenient_match_mean``: a further measure that an environment gives its episodes."""
+    return f"{area}/{_tag(name)}_mean"
+
+
 def _tag(text: str) -> str:
     return re.sub(r"[^\w.\-]+", "_", text) or "_"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from rsipo_lightning.checks import at_least
@@ -20,11 +20,17 @@ class StepResult:
     """What an environment answers to one response of the policy."""
 
     action: str  # the action it understood, "" if none
-    observation: str  # the next user message ("" once the episode has ended)
+    observation: str  # what the environment says ("" once the episode has ended)
     reward: float = 0.0
     success: bool = False
     valid: bool = True  # the response had the form that the template asks for
     stop: Stop | None = None  # None while the episode goes on, else DONE or MAX_TURNS
+    # "" if the observation is the next user message (append context); else the first user message
+    # of a new conversation, which holds what the policy may still know of the old one (window)
+    prompt: str = ""
+    # further measures of the episode, set by its last step, e.g. {"lenient_match": 1.0}: logged,
+    # never trained on
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 class Environment(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rsipo_lightning.codec import Codec
@@ -54,6 +54,7 @@ class _Episode:
     success: bool = False
     stop: Stop | None = None
     error: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)
 
     def fail(self, error: Exception | str) -> None:
         self.stop = Stop.ERROR
@@ -106,13 +107,17 @@ class Player:
         except Exception as error:  # a broken episode is data
             episode.fail(error)
             return
-        skill = episode.job.skill.text if episode.job.skill else ""
-        episode.ids, episode.anchor = self.codec.start(episode.opening, skill)
+        self._start(episode, episode.opening)
         if len(episode.ids) + sampling.max_new_tokens > sampling.context:
             episode.fail(
                 f"first prompt of {len(episode.ids)} tokens does not fit "
                 f"rollout.context={sampling.context}"
             )
+
+    def _start(self, episode: _Episode, message: str) -> None:
+        """A conversation that begins with this message; a skill is in each of them."""
+        skill = episode.job.skill.text if episode.job.skill else ""
+        episode.ids, episode.anchor = self.codec.start(message, skill)
 
     def _turn(self, live: list[_Episode], sampling: Sampling) -> None:
         completions = self.engine.generate([self._prompt(e, sampling) for e in live])
@@ -133,8 +138,13 @@ class Player:
                 )
             )
             episode.success, episode.stop = result.success, result.stop
+            episode.measures = result.measures
             if result.stop is None:
-                episode.ids = self.codec.extend(episode.ids + completion.ids, result.observation)
+                if result.prompt:
+                    self._start(episode, result.prompt)
+                else:
+                    said = episode.ids + completion.ids
+                    episode.ids = self.codec.extend(said, result.observation)
                 if len(episode.ids) + sampling.max_new_tokens > sampling.context:
                     episode.stop = Stop.CONTEXT
 
@@ -165,4 +175,5 @@ class Player:
             opening=episode.opening,
             skill=episode.job.skill,
             error=episode.error,
+            measures=episode.measures,
         )

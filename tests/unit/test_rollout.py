@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from rsipo_lightning.protocols import EnvironmentConfig, StepResult, TaskSuite
 from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.testing import byte_tokenizer
 from rsipo_lightning.tokens import rows, with_skill
-from rsipo_lightning.types import Prompt, Role, Stop, Task, Trajectory
+from rsipo_lightning.types import Prompt, Role, Skill, Stop, Task, Trajectory
 
 CODEC = Codec(byte_tokenizer())
 HOW = Sampling(seed=0, temperature=1.0, max_new_tokens=200, context=4096, live=3)
@@ -49,7 +50,12 @@ class Toy:
             won = response == "win"
             return StepResult(response, "", float(won), won, stop=Stop.DONE)
         stop = Stop.MAX_TURNS if self.taken == 3 else None
-        return StepResult(response, f"seen {self.taken}", valid=response != "?", stop=stop)
+        seen = f"seen {self.taken}"
+        prompt = f"{seen}\nYour question: again?\nSay it." if response == "window" else ""
+        measures = {"taken": float(self.taken)} if stop else {}
+        return StepResult(
+            response, seen, valid=response != "?", stop=stop, prompt=prompt, measures=measures
+        )
 
     def close(self) -> None:
         self.suite.closed += 1
@@ -104,6 +110,19 @@ def test_turns_extend_one_another_and_ids_are_those_of_the_engine() -> None:
     for earlier, later in zip(t.turns, t.turns[1:], strict=False):
         said = earlier.prompt_ids + earlier.completion.ids
         assert later.prompt_ids[: len(said)] == said
+
+
+def test_a_window_starts_a_new_conversation_with_its_own_anchor_and_skill() -> None:
+    skill = Skill(None, SKILL, "", "", (), None)  # type: ignore[arg-type]
+    job = replace(jobs(1)[0], skill=skill)
+    (t,) = player(say("window", "look")).play([job], HOW)
+    assert t.measures == {"taken": 3.0}
+    first, second, third = rows(t)[0], rows(t)[1], t.turns[2]
+    assert (first.turn.tolist(), len(rows(t))) == ([0] * first.n, 2)  # the third turn extends
+    assert second.turn.unique().tolist() == [1, 2]
+    fresh, anchor = CODEC.start("seen 1\nYour question: again?\nSay it.", SKILL)
+    assert (t.turns[1].prompt_ids, t.turns[1].anchor, third.anchor) == (fresh, anchor, anchor)
+    assert t.turns[0].observation == "seen 1"
 
 
 def test_finished_episodes_are_not_generated_for() -> None:
