@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from rsipo_lightning.callbacks.rollout_stats import check_broken
 from rsipo_lightning.config import EvalSection
 from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.protocols import TaskSuite
+from rsipo_lightning.rng import keyed_seed
+from rsipo_lightning.run_folder import write_json
 from rsipo_lightning.types import Role, RolloutGroup, Task, Trajectory
 
 KEY = 0  # "update" of every evaluation's sampling noise: what differs between two is the weights
@@ -43,6 +45,22 @@ def choose(suite: TaskSuite, split: str, n: int) -> list[Task]:
     return list(unique.values())
 
 
+def choose_per_type(suite: TaskSuite, split: str, n: int) -> list[Task]:
+    """At most n tasks of each type, each once, drawn by their ids.
+
+    So the order of the rows, and what other types there are, change nothing.
+    """
+    unique = {task.id: task for task in suite.tasks(split)}
+    picked: dict[str, int] = {}
+    chosen = set()
+    for ident in sorted(unique, key=lambda ident: keyed_seed("evaluation", ident)):
+        kind = unique[ident].type
+        picked[kind] = picked.get(kind, 0) + 1
+        if picked[kind] <= n:
+            chosen.add(ident)
+    return [task for task in unique.values() if task.id in chosen]
+
+
 def evaluate(
     suite: TaskSuite,
     tasks: Sequence[Task],
@@ -50,23 +68,31 @@ def evaluate(
     *,
     split: str,
     temperature: float,
+    samples: int = 1,
+    block: int | None = None,
     on_groups: Callable[[list[RolloutGroup]], None] | None = None,
     max_error_frac: float = 1.0,
 ) -> EvalResult:
-    """Play each task once and count by task type. Collective: ranks share the tasks.
+    """Play each task ``samples`` times and sum by task type. Collective: ranks share the tasks.
 
-    EnvironmentFault if more than a share of the episodes broke: what is left would flatter.
+    ``block`` tasks are played at a time, shown to ``on_groups`` and forgotten, so that memory does
+    not grow with their number. EnvironmentFault if more than a share of the episodes broke: what
+    is left would flatter.
     """
     start = time.monotonic()
     rank, ranks = rank_of_ranks()
-    groups = play(tasks[rank::ranks], Role.EVAL, 1, temperature, KEY)
-    if on_groups is not None:
-        on_groups(groups)
-    check_broken(split, [t for group in groups for t in group.trajectories], max_error_frac)
+    share = tasks[rank::ranks]
+    block = block or max(len(share), 1)
     mine: dict[str, Tally] = {}
-    for group in groups:
-        for trajectory in group.trajectories:
-            mine[group.task.type] = mine.get(group.task.type, Tally()) + _tally(trajectory)
+    played: list[Trajectory] = []  # without what was said
+    for begin in range(0, max(len(share), 1), block):
+        groups = play(share[begin : begin + block], Role.EVAL, samples, temperature, KEY)
+        if on_groups is not None:
+            on_groups(groups)
+        for group in groups:
+            mine[group.task.type] = mine.get(group.task.type, Tally()) + Tally.of(group)
+            played += [replace(t, turns=(), opening="") for t in group.trajectories]
+    check_broken(split, played, max_error_frac)
     everyone: list[dict[str, Tally]] = gather(mine)
     seen = {name for part in everyone for name in part}
     order = [*suite.types, *sorted(seen.difference(suite.types))]
@@ -163,14 +189,5 @@ class Evaluation(pl.Callback):
 
     def _store(self, name: str, result: EvalResult, updates: int) -> None:
         stored = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-        part = self.file.with_name(self.file.name + ".part")
         stored[name] = {"updates": updates, **result.to_json()}
-        part.write_text(json.dumps(stored, indent=1), encoding="utf-8")
-        os.replace(part, self.file)
-
-
-def _tally(trajectory: Trajectory) -> Tally:
-    if not trajectory.scored:
-        return Tally(broken=1)
-    valid = sum(turn.valid for turn in trajectory.turns)
-    return Tally(1, int(trajectory.success), trajectory.steps, valid)
+        write_json(self.file, stored)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import lightning.pytorch as pl
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bars
 
 from rsipo_lightning import keys
@@ -126,3 +134,41 @@ def announce(trainer: pl.Trainer, phase: str, total: int | None = None) -> None:
     display = progress_of(trainer)
     if display is not None:
         display.phase(phase, total)
+
+
+@contextmanager
+def counting(
+    what: str, total: int, console: Console, every_s: float = 60.0
+) -> Iterator[Callable[[int], None]]:
+    """Show how much of one long job is done and how long the rest takes.
+
+    Gives a function that takes how many more are done. A bar on a terminal that goes away at the
+    end; elsewhere a plain line at most every ``every_s`` seconds.
+    """
+    if console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Bars(*columns, console=console, transient=True, refresh_per_second=2) as bars:
+            bar = bars.add_task(what, total=total)
+            yield lambda n: bars.advance(bar, n)
+        return
+    began = shown = time.monotonic()
+    done = 0
+
+    def count(n: int) -> None:
+        nonlocal done, shown
+        done += n
+        now = time.monotonic()
+        if done and now - shown >= every_s:
+            shown = now
+            left = (now - began) / done * (total - done)
+            line = f"{done} of {total} {what} in {now - began:.0f} s, about {left:.0f} s left"
+            console.print(line, highlight=False, soft_wrap=True)
+
+    yield count

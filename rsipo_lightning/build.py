@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,28 @@ from rsipo_lightning import registry
 from rsipo_lightning.algorithms.base import Algorithm, active
 from rsipo_lightning.callbacks.board import Board
 from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest, updates_of
-from rsipo_lightning.callbacks.eval_result import EvalResult, table
-from rsipo_lightning.callbacks.evaluation import Evaluation, choose
+from rsipo_lightning.callbacks.eval_result import EvalResult, details, table
+from rsipo_lightning.callbacks.evaluation import Evaluation, choose, choose_per_type
 from rsipo_lightning.callbacks.evaluation import evaluate as look_at
 from rsipo_lightning.callbacks.interrupt import Interrupt
 from rsipo_lightning.callbacks.logging import MetricsLogger
-from rsipo_lightning.callbacks.progress import Progress
+from rsipo_lightning.callbacks.progress import Progress, counting
 from rsipo_lightning.callbacks.replays import ReplayGains
 from rsipo_lightning.callbacks.rollouts import RolloutCollector
 from rsipo_lightning.callbacks.skills import SkillCategory
 from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.composing import component
+from rsipo_lightning.composing import component, plain
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
+from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy, load_model, load_tokenizer
 from rsipo_lightning.protocols import TaskSuite
+from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
-from rsipo_lightning.run_folder import CONFIG, RunFolder
+from rsipo_lightning.run_folder import CONFIG, RunFolder, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +254,23 @@ def _reference(made: Parts) -> Policy | None:
 
 
 def evaluate(
-    path: str | Path, config: RunConfig, split: str = "test", episodes: int | None = None
+    path: str | Path,
+    config: RunConfig,
+    split: str = "test",
+    episodes: int | None = None,
+    per_type: int | None = None,
+    samples: int = 1,
+    published: Published | None = None,
+    out: EvalReport | None = None,
+    command: Sequence[str] = (),
 ) -> EvalResult:
-    """Success of the policy in the folder of a run or of a model, each task once.
+    """Success of the policy in the folder of a run or of a model, each task ``samples`` times.
 
-    ``split`` is one of the environment's; ``episodes`` caps the number of tasks, which is
-    ``eval.episodes`` unless given, and unlimited for the split "all".
+    ``split`` is one of the environment's. ``per_type`` caps the number of tasks of each type, else
+    ``episodes`` caps that of all, which is ``eval.episodes`` unless given, and unlimited for the
+    split "all". ``published`` is shown beside the result, ``out`` gets it all as files.
     """
+    began = time.perf_counter(), time.process_time()
     _quiet()
     path = Path(path)
     if (path / CONFIG).is_file() and not (path / "policy").is_dir():
@@ -265,19 +278,52 @@ def evaluate(
     folder = path / "policy" if (path / "policy").is_dir() else path
     config = replace(config, model=replace(config.model, path=str(folder)))
     made = parts(config, (split,))
+    if per_type is not None:
+        tasks = choose_per_type(made.suite, split, per_type)
+    else:
+        limit = len(made.suite.tasks(split)) if split == "all" else config.eval.episodes
+        tasks = choose(made.suite, split, episodes or limit)
+    if published:
+        published.check({task.type for task in tasks})
     made.policy.to(_accelerator(config))
     module = PolicyModule(made.policy, made.algorithm, config, made.player)
-    limit = len(made.suite.tasks(split)) if split == "all" else config.eval.episodes
-    tasks = choose(made.suite, split, episodes or limit)
+    record = origin(config, command, made.suite.describe())
     console = Console()
-    result = look_at(
-        made.suite,
-        tasks,
-        module.play,
-        split=split,
-        temperature=config.eval.temperature,
-        max_error_frac=config.rollout.max_error_frac,
-    )
+    if out:
+        out.start()
+    with counting("episodes", len(tasks) * samples, console) as count:
+        result = look_at(
+            made.suite,
+            tasks,
+            partial(module.play, progress=count),
+            split=split,
+            temperature=config.eval.temperature,
+            samples=samples,
+            block=max(1, config.rollout.live // samples),
+            on_groups=out.add if out else None,
+            max_error_frac=config.rollout.max_error_frac,
+        )
     made.suite.close()
-    console.print(table(None, result))
+    console.print(details(result))
+    if published:
+        wide = console if console.is_terminal else Console(width=160)
+        for part in published.tables(result, wide.width):
+            wide.print(part)
+    wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+    line = f"{result.overall.n} episodes in {wall:.0f} s ({cpu:.0f} CPU s)"
+    if out:
+        out.finish(
+            {
+                **record,
+                "model": str(folder.resolve()),
+                "samples": samples,
+                "wall_s": round(wall, 2),
+                "cpu_s": round(cpu, 2),
+                **result.to_json(),
+                **({"published": published.to_json(result)} if published else {}),
+                "config": plain(config),
+            }
+        )
+        line += f": {out.result}, {out.episodes}"
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
     return result

@@ -114,16 +114,23 @@ def _eval(argv: list[str]) -> int:
         metavar="S",
         help="train, val, test; of files also all, the default with env.questions=FILE (else test)",
     )
-    add("--episodes", metavar="N", type=int, help="tasks to play (default: eval.episodes)")
+    cap = parser.add_mutually_exclusive_group().add_argument
+    cap("--episodes", metavar="N", type=int, help="tasks to play (default: eval.episodes)")
+    cap("--per-type", metavar="N", type=int, help="at most N tasks of each type, instead")
+    add("--samples", metavar="K", type=int, default=1, help="play each task K times (default: 1)")
+    add("--out", metavar="FILE.json", help="write the result; episodes go to FILE.jsonl")
+    add("--published", metavar="CSV", help="show published numbers of sets that were run in full")
+    add("--published-model", metavar="NAME", help="whose numbers, e.g. Qwen2.5-3B")
     add("path", metavar="RUN_OR_MODEL_DIR", help="folder of a run, or one with a config.json")
     add("overrides", nargs="*", metavar="key=value", help="any key of rsipo-fit --print-config")
     args = parser.read(argv)
-    from rsipo_lightning.composing import compose
+    from rsipo_lightning.composing import component, compose
     from rsipo_lightning.run_folder import CONFIG
 
     path = Path(args.path)
-    if args.episodes is not None and args.episodes < 1:
-        raise ConfigError(f"--episodes {args.episodes}: must be at least 1")
+    for flag in ("episodes", "per_type", "samples"):
+        if (value := getattr(args, flag)) is not None and value < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} {value}: must be at least 1")
     if (path / CONFIG).is_file():
         config = compose(
             env=args.env, model=args.model, config=path / CONFIG, overrides=args.overrides
@@ -137,12 +144,31 @@ def _eval(argv: list[str]) -> int:
         config = compose(algo="grpo", env=args.env, model=model, overrides=args.overrides)
     else:
         raise DataError(f"{path} is neither the folder of a run ({CONFIG}) nor of a model")
+    if args.samples > 1 and config.eval.temperature == 0:
+        raise ConfigError(f"--samples {args.samples} are all the same at eval.temperature=0")
+    if args.published_model and not args.published:
+        raise ConfigError("--published-model is given without --published CSV")
+    from rsipo_lightning.published import Published
+
+    env = component("env", config.groups["env"])
+    published = args.published and Published.read(args.published, args.published_model, env)
     from rsipo_lightning import build
+    from rsipo_lightning.eval_report import EvalReport
 
     # A file that is named for this evaluation was not trained on: all of it counts.
     named = any(item.startswith("env.questions=") for item in args.overrides)
     split = args.split or ("all" if named else "test")
-    build.evaluate(path, config, split=split, episodes=args.episodes)
+    build.evaluate(
+        path,
+        config,
+        split=split,
+        episodes=args.episodes,
+        per_type=args.per_type,
+        samples=args.samples,
+        published=published,
+        out=EvalReport(args.out) if args.out else None,
+        command=["rsipo-eval", *argv],
+    )
     return 0
 
 

@@ -63,6 +63,11 @@ def by_type(area: str, env: str, task_type: str, name: str = "success_frac") -> 
     return f"{area}/{_tag(env)}/{_tag(task_type)}/{name}"
 
 
+def macro_success(area: str) -> str:
+    """``test/macro_success_frac``: the mean over the task types."""
+    return f"{area}/macro_success_frac"
+
+
 def measure(area: str, name: str) -> str:
     """``rollout/lenient_match_mean``: a further measure that an environment gives its episodes."""
     return f"{area}/{_tag(name)}_mean"

@@ -91,7 +91,7 @@ def rank_of_ranks() -> tuple[int, int]:
     return 0, 1
 
 
-def wilson(successes: int, n: int) -> tuple[float, float]:
+def wilson(successes: float, n: float) -> tuple[float, float]:
     """Wilson's 95 % interval of a success rate; (0, 1) where n is 0.
 
     >>> [round(x, 4) for x in wilson(8, 10)]

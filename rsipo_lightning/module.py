@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -273,13 +273,18 @@ class PolicyModule(L.LightningModule):
         return self.player.codec
 
     def play(
-        self, tasks: Sequence[Task], role: Role, n: int, temperature: float, update: int
+        self,
+        tasks: Sequence[Task],
+        role: Role,
+        n: int,
+        temperature: float,
+        update: int,
+        progress: Callable[[int], None] = lambda n: None,
     ) -> list[RolloutGroup]:
-        """Play each task n times with the weights as they are."""
+        """Play each task n times with the weights as they are; see ``Player.play``."""
         how = Sampling.of(self.run_config, temperature)
-        played = self.player.play(
-            [Job(task, role, i, update) for task in tasks for i in range(n)], how
-        )
+        jobs = [Job(task, role, i, update) for task in tasks for i in range(n)]
+        played = self.player.play(jobs, how, progress)
         return [
             RolloutGroup(task, tuple(played[k * n : (k + 1) * n])) for k, task in enumerate(tasks)
         ]

@@ -67,19 +67,7 @@ class RunFolder:
         # The folder is this run's own: the same config starts another one.
         config = replace(config, run=replace(config.run, dir=None))
         _write(folder.path / CONFIG, to_yaml(config))
-        record = {
-            "command": shlex.join(command),
-            "folder": os.getcwd(),
-            "started": _now(),
-            "groups": config.groups,
-            "seed": config.seed,
-            "data": plain(data or {}),
-            "git": git_state(),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "versions": versions(),
-        }
-        _write(folder.path / RECORD, _json(record))
+        write_json(folder.path / RECORD, origin(config, command, data))
         return folder
 
     @classmethod
@@ -111,7 +99,7 @@ class RunFolder:
         record = self.record()
         _write(self.config_file, to_yaml(config))
         resumes = [*record.get("resumed", []), {"command": shlex.join(command), "at": _now()}]
-        _write(self.path / RECORD, _json({**record, "resumed": resumes}))
+        write_json(self.path / RECORD, {**record, "resumed": resumes})
 
     def finish(self, result: Mapping[str, Any], wall_s: float, cpu_s: float) -> None:
         """Add the result and what the run cost to run.json. A resumed run adds up its costs."""
@@ -120,7 +108,7 @@ class RunFolder:
         record["wall_s"] = round(record.get("wall_s", 0.0) + wall_s, 2)
         record["cpu_s"] = round(record.get("cpu_s", 0.0) + cpu_s, 2)
         record["result"] = plain(result)
-        _write(self.path / RECORD, _json(record))
+        write_json(self.path / RECORD, record)
 
     @contextmanager
     def resumable(self) -> Iterator[None]:
@@ -154,6 +142,24 @@ def check_writable(config: RunConfig) -> None:
         raise ConfigError(
             f"cannot write to {parent}: {error.strerror}; choose another place with {key}=FOLDER"
         ) from error
+
+
+def origin(
+    config: RunConfig, command: Sequence[str], data: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a result came from: command, seed, data, git commit, versions. Plain containers."""
+    return {
+        "command": shlex.join(command),
+        "folder": os.getcwd(),
+        "started": _now(),
+        "groups": config.groups,
+        "seed": config.seed,
+        "data": plain(data or {}),
+        "git": git_state(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions(),
+    }
 
 
 def git_state() -> dict[str, Any] | None:
@@ -209,6 +215,11 @@ def _further_rank() -> bool:
     return int(os.environ.get("LOCAL_RANK", "0")) > 0 and SHARED in os.environ
 
 
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """A record as indented JSON, all or nothing. CheckpointError if it cannot be written."""
+    _write(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
 def _write(path: Path, text: str) -> None:
     """All or nothing: a reader never sees half a file."""
     part = path.with_name(path.name + ".part")
@@ -217,10 +228,6 @@ def _write(path: Path, text: str) -> None:
         os.replace(part, path)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _json(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
 def _now() -> str:

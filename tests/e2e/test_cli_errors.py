@@ -109,6 +109,8 @@ def test_fit(error: Error, argv: list[str], says: str) -> None:
         ([".", "--episodes", "many"], "argument --episodes: invalid int value: 'many'"),
         ([".", "--episodes", "0"], "--episodes 0: must be at least 1"),
         ([".", "--episode=1"], "no flag --episode=1; did you mean --episodes?"),
+        ([".", "--samples", "0"], "--samples 0: must be at least 1"),
+        ([".", "--per-type", "5", "--episodes", "9"], "not allowed with argument --per-type"),
     ],
 )
 def test_eval(error: Error, argv: list[str], says: str) -> None:
@@ -217,6 +219,30 @@ class TestAfterTheStart:
         assert "choose an environment" in capsys.readouterr().err
         assert eval_main(["model", "--env", "search", "--split", "test"]) == 0
         assert build.calls[0]["split"] == "test"
+
+    @pytest.mark.parametrize(
+        ("argv", "says"),
+        [
+            (["--samples", "3", "eval.temperature=0"], "--samples 3 are all the same at"),
+            (["--published-model", "X"], "--published-model is given without --published CSV"),
+            (["--published", "no.csv", "--published-model", "X"], "no.csv cannot be read"),
+            (["--out", "x.txt"], "--out x.txt: must end in .json"),
+            (["--out", "no/x.json"], "--out no/x.json: cannot write to the folder no"),
+            (["--out", "mine/old.json"], "mine/old.json exists; choose another name"),
+        ],
+    )
+    def test_eval_flags(
+        self,
+        build: FakeBuild,
+        folder: RunFolder,
+        argv: list[str],
+        says: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        (folder.path / "old.json").touch()
+        assert eval_main(["mine", *argv]) == 2
+        assert says in capsys.readouterr().err
+        assert build.calls == []
 
 
 @pytest.mark.parametrize(

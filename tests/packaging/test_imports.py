@@ -18,6 +18,7 @@ LAYERS: list[set[str]] = [
     {"algorithms"},
     {"module"},
     {"callbacks", "tiny", "demonstrations", "sft"},
+    {"eval_report", "published"},
     {"build", "testing"},
     {"listing", "cli"},
     {"retriever_server"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +51,7 @@ def trajectory(
     stop: Stop = Stop.DONE,
     index: int = 0,
     skill: Skill | None = None,
+    measures: Mapping[str, float] | None = None,
 ) -> Trajectory:
     return Trajectory(
         task=of or task(),
@@ -62,6 +63,7 @@ def trajectory(
         max_steps=4,
         skill=skill,
         error="boom" if stop is Stop.ERROR else "",
+        measures=measures or {},
     )
 
 

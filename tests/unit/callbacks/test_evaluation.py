@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest
-from rsipo_lightning.callbacks.eval_result import EvalResult, Tally, table
-from rsipo_lightning.callbacks.evaluation import Evaluation, choose, evaluate
+from rsipo_lightning.callbacks.eval_result import SUCCESS, EvalResult, Sums, Tally, table
+from rsipo_lightning.callbacks.evaluation import Evaluation, choose, choose_per_type, evaluate
 from rsipo_lightning.callbacks.interrupt import Interrupt
 from rsipo_lightning.callbacks.logging import MetricsLogger
 from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.config import EvalSection
-from rsipo_lightning.types import Role, RolloutGroup, Stop
+from rsipo_lightning.errors import EnvironmentFault
+from rsipo_lightning.types import Role, RolloutGroup, Stop, Task
+
+
+def tally(n: int, won: int) -> Tally:
+    """n tasks, each played once."""
+    return Tally(n, n, values={SUCCESS: Sums(won, won)})
+
 
 CONFIG = EvalSection(episodes=10, every=2, val_episodes=4, temperature=0.7)
 
@@ -108,10 +117,16 @@ def test_counts_leave_broken_episodes_out(make: SimpleNamespace) -> None:
         ]
 
     result = evaluate(make.Suite(), [], play, split="test", temperature=1.0)
-    tally = result.types["one_hop"]
-    assert tally == Tally(n=1, successes=1, turns=3, valid_turns=2, broken=1)
-    assert (tally.turns_mean, tally.valid_action_frac) == (3, 2 / 3)
-    assert result.row("val") == {"val/success_frac": 1, "val/search/one_hop/success_frac": 1}
+    found = result.types["one_hop"]
+    assert found == Tally(
+        n=1, tasks=1, turns=3, valid_turns=2, broken=1, values={SUCCESS: Sums(1, 1)}
+    )
+    assert (found.turns_mean, found.valid_action_frac) == (3, 2 / 3)
+    assert result.row("val") == {
+        "val/success_frac": 1,
+        "val/macro_success_frac": 1,
+        "val/search/one_hop/success_frac": 1,
+    }
 
 
 def test_nothing_played_has_no_success_key(make: SimpleNamespace) -> None:
@@ -126,14 +141,59 @@ def test_chosen_tasks_are_the_same_and_not_the_first(make: SimpleNamespace) -> N
     assert len(choose(make.Suite(), "test", 500)) == 20
 
 
-def test_json_and_back() -> None:
-    result = EvalResult("search", "test", 0.4, {"one_hop": Tally(8, 4, 16, 12, 1)}, 2.5)
-    assert EvalResult.from_json(json.loads(json.dumps(result.to_json()))) == result
+class Shuffled:
+    """The test tasks in another order, with one more type between them and one task twice."""
+
+    def __init__(self, suite: Any) -> None:
+        self.suite = suite
+
+    def tasks(self, split: str) -> list[Task]:
+        tasks = self.suite.tasks(split)
+        more = [Task(f"more-{i}", "search", "three_hop", {}) for i in range(3)]
+        return [*reversed(tasks), *more, tasks[0]]
+
+
+def test_tasks_per_type_depend_on_their_ids_alone(make: SimpleNamespace) -> None:
+    chosen = choose_per_type(make.Suite(), "test", 4)
+    assert Counter(task.type for task in chosen) == {"one_hop": 4, "two_hop": 4}
+    assert [task.id for task in chosen] != [f"test-{i}" for i in range(8)]
+    again = choose_per_type(cast("Any", Shuffled(make.Suite())), "test", 4)
+    assert {t.id for t in again if t.type != "three_hop"} == {t.id for t in chosen}
+    assert len(again) == 11
+    assert len(choose_per_type(make.Suite(), "test", 500)) == 20
+
+
+def test_blocks_change_nothing(make: SimpleNamespace) -> None:
+    suite, seen = make.Suite(), []
+    how = {"split": "test", "temperature": 0.5, "samples": 3}
+    tasks = suite.tasks("test")
+    whole = evaluate(suite, tasks, make.Toy().play, **how)
+    module = make.Toy()
+    parts = evaluate(suite, tasks, module.play, block=7, on_groups=seen.append, **how)
+    assert [(len(ids), n) for ids, _, n, _, _ in module.played] == [(7, 3), (7, 3), (6, 3)]
+    assert [group.task.id for groups in seen for group in groups] == [task.id for task in tasks]
+    assert parts.types == whole.types
+    assert (whole.overall.n, whole.overall.tasks) == (60, 20)
+
+
+def test_broken_episodes_of_all_blocks_count(make: SimpleNamespace) -> None:
+    def play(tasks: list[Task], *_: object) -> list[RolloutGroup]:
+        stops = [Stop.ERROR if task.id == "test-19" else Stop.DONE for task in tasks]
+        return [
+            RolloutGroup(task, (make.trajectory(task, stop=stop),))
+            for task, stop in zip(tasks, stops, strict=True)
+        ]
+
+    how = {"split": "test", "temperature": 1.0, "block": 5}
+    tasks = make.Suite().tasks("test")
+    assert evaluate(make.Suite(), tasks, play, max_error_frac=0.05, **how).overall.broken == 1
+    with pytest.raises(EnvironmentFault, match=r"test: 1 of 20 episodes broke.*boom"):
+        evaluate(make.Suite(), tasks, play, max_error_frac=0.04, **how)
 
 
 def test_the_table_shows_intervals_and_change() -> None:
-    before = EvalResult("search", "test", 1.0, {"one_hop": Tally(10, 0), "two_hop": Tally(0)}, 1)
-    after = EvalResult("search", "test", 1.0, {"one_hop": Tally(10, 8), "two_hop": Tally(0)}, 1)
+    before = EvalResult("search", "test", 1.0, {"one_hop": tally(10, 0), "two_hop": Tally()}, 1)
+    after = EvalResult("search", "test", 1.0, {"one_hop": tally(10, 8), "two_hop": Tally()}, 1)
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(table(before, after))
     lines = console.export_text().splitlines()
@@ -149,4 +209,5 @@ def test_the_table_shows_intervals_and_change() -> None:
     ]
     empty = next(line for line in lines if "two_hop" in line)
     assert [cell.strip() for cell in empty.strip("│").split("│")][-1] == "-"
-    assert any("all" in line and "+80.0" in line for line in lines)
+    for average in ("sample average", "macro average"):
+        assert any(average in line and "+80.0" in line for line in lines)

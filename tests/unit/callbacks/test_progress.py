@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from rsipo_lightning.callbacks.logging import MetricsLogger
-from rsipo_lightning.callbacks.progress import Progress, announce
+from rsipo_lightning.callbacks.progress import Progress, announce, counting
 from rsipo_lightning.callbacks.rollout_stats import add_rollouts
 from rsipo_lightning.types import Iteration
 
@@ -62,3 +62,25 @@ def test_phases_of_other_callbacks_are_shown(make: SimpleNamespace) -> None:
 
 def test_no_display_no_phase() -> None:
     announce(SimpleNamespace(callbacks=[]), "replay")  # type: ignore[arg-type]
+
+
+def test_a_long_job_counts_on_a_terminal() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120, color_system=None)
+    with counting("episodes", 40, console) as count:
+        count(30)
+        count(9)
+    assert "39/40" in out.getvalue()
+
+
+def test_a_long_job_says_in_a_file_how_long_the_rest_takes() -> None:
+    out = io.StringIO()
+    with counting("episodes", 40, Console(file=out, width=20), every_s=0) as count:
+        count(0)
+        count(10)
+    (line,) = out.getvalue().splitlines()
+    assert line.startswith("10 of 40 episodes in ")
+    out = io.StringIO()
+    with counting("episodes", 40, Console(file=out)) as count:
+        count(40)
+    assert out.getvalue() == ""  # a short one says nothing
