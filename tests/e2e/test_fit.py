@@ -374,6 +374,6 @@ def test_eval_of_a_run_and_of_a_model(done: Path, capsys: pytest.CaptureFixture[
     capsys.readouterr()
     assert eval_main([str(done), "--episodes", "12"]) == 0
     after = json.loads((done / "eval.json").read_text())["after"]["overall"]
-    assert f"{after['success_frac']:.1%}" in capsys.readouterr().out
+    assert f"{100 * after['success_frac']:.1f} (" in capsys.readouterr().out
     assert eval_main([str(done / "policy"), "--env", "search", "--episodes", "4"]) == 0
     assert "4" in capsys.readouterr().out
