@@ -15,7 +15,7 @@ from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.replay import gain, utilities
 from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.rollout import Job, Player, Sampling
-from rsipo_lightning.skills import analysis_messages, category, read_skill
+from rsipo_lightning.skills import analysis_messages, analysis_template, category, read_skill
 from rsipo_lightning.types import (
     Iteration,
     Prompt,
@@ -32,6 +32,8 @@ class ReplayGains(L.Callback):
 
     def __init__(self, player: Player, config: RunConfig) -> None:
         self.player, self.config = player, config
+        file = config.rollout.analysis_template
+        self.template = analysis_template(file) if file else None
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """propose -> skills -> plan -> replays."""
@@ -53,7 +55,7 @@ class ReplayGains(L.Callback):
         style = self.player.suite.config.prompt
         prompts = [
             Prompt(
-                ids=codec.chat(analysis_messages(request.trajectory, style)),
+                ids=codec.chat(analysis_messages(request.trajectory, style, self.template)),
                 max_new_tokens=r.max_skill_tokens,
                 temperature=request.temperature,
                 seed=keyed_seed(

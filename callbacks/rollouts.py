@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate, pairwise
+from math import ceil, floor
 
 import lightning as L
 
@@ -15,24 +18,44 @@ from rsipo_lightning.callbacks.rollout_stats import add_rollouts, check_broken
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
+from rsipo_lightning.protocols import Share
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.types import Iteration, Role, RolloutGroup, Task, Trajectory
 
 
-def task_batch(tasks: Sequence[Task], seed: int, update: int, count: int) -> list[Task]:
-    """Tasks of an update: consecutive places in a shuffle of its own for each pass over the data.
+def task_batch(shares: Sequence[Share], seed: int, update: int, count: int) -> list[Task]:
+    """Tasks of an update: for each share, consecutive places in a shuffle of its own for each pass.
 
-    A function of (tasks, seed, update, count) alone, so that a resumed run goes on where it was.
-    A pass ends where fewer than ``count`` are left: no update sees a task twice, whose rollouts
-    would be the same ones. ``count`` must not exceed the number of tasks.
+    A function of the arguments alone, so that a resumed run goes on where it was. Of a share of
+    the weight w come w * count tasks, rounded up or down by a key such that w is kept over the
+    updates. A pass ends where fewer than :func:`most` are left: no update sees a task twice, whose
+    rollouts would be the same ones. No share may have fewer tasks than that.
     """
-    epoch, place = divmod(update, len(tasks) // count)
-    order = _order(len(tasks), seed, epoch)
-    return [tasks[i] for i in order[place * count : (place + 1) * count]]
+    rounding = Fraction(keyed_random(seed, "mixture", update).random())
+    ends = accumulate((part * count for part in _parts(shares)), initial=Fraction(0))
+    batch: list[Task] = []
+    for share, limit, (begin, end) in zip(
+        shares, most(shares, count), pairwise(floor(end + rounding) for end in ends), strict=True
+    ):
+        epoch, place = divmod(update, len(share.tasks) // limit)
+        order = _order(len(share.tasks), seed, epoch)[place * limit :]
+        batch += [share.tasks[i] for i in order[: end - begin]]
+    return batch
 
 
-@lru_cache(maxsize=1)
+def most(shares: Sequence[Share], count: int) -> list[int]:
+    """How many tasks of each share an update of ``count`` tasks may draw."""
+    return [ceil(part * count) for part in _parts(shares)]
+
+
+def _parts(shares: Sequence[Share]) -> list[Fraction]:
+    """Exact, so that they add up to 1."""
+    weights = [Fraction(share.weight) for share in shares]
+    return [weight / sum(weights) for weight in weights]
+
+
+@lru_cache(maxsize=16)
 def _order(length: int, seed: int, epoch: int) -> list[int]:
     order = list(range(length))
     keyed_random(seed, "tasks", epoch).shuffle(order)
@@ -44,8 +67,8 @@ class RolloutCollector(L.Callback):
     tasks.
     """
 
-    def __init__(self, player: Player, tasks: Sequence[Task], config: RunConfig) -> None:
-        self.player, self.tasks, self.config = player, tasks, config
+    def __init__(self, player: Player, shares: Sequence[Share], config: RunConfig) -> None:
+        self.player, self.shares, self.config = player, shares, config
 
     def on_train_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """Only now are resumed weights in place under every strategy."""
@@ -55,7 +78,7 @@ class RolloutCollector(L.Callback):
         """Fill ``iteration.groups``."""
         started = time.perf_counter()
         rollout, update = self.config.rollout, pl_module.version
-        tasks = task_batch(self.tasks, self.config.seed, update, rollout.tasks)[
+        tasks = task_batch(self.shares, self.config.seed, update, rollout.tasks)[
             trainer.global_rank :: trainer.world_size
         ]
         it = Iteration(update, tasks, Metrics())

@@ -32,7 +32,7 @@ from rsipo_lightning.callbacks.interrupt import Interrupt
 from rsipo_lightning.callbacks.logging import MetricsLogger
 from rsipo_lightning.callbacks.progress import Progress, counting
 from rsipo_lightning.callbacks.replays import ReplayGains
-from rsipo_lightning.callbacks.rollouts import RolloutCollector
+from rsipo_lightning.callbacks.rollouts import RolloutCollector, most
 from rsipo_lightning.callbacks.skills import SkillCategory
 from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
@@ -47,6 +47,7 @@ from rsipo_lightning.protocols import TaskSuite
 from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, origin
+from rsipo_lightning.skills import analysis_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,16 @@ def _check_training(config: RunConfig, made: Parts) -> None:
     gpus = torch.cuda.device_count()
     if _accelerator(config) == "cuda" and t.devices > gpus:
         raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
-    tasks = made.suite.tasks("train")
-    if r.tasks > len(tasks):
-        raise ConfigError(f"rollout.tasks={r.tasks}: there are only {len(tasks)} training tasks")
-    opening = made.suite.make().reset(tasks[0])
+    if r.analysis_template:
+        analysis_template(r.analysis_template)
+    shares = made.suite.mixture()
+    for share, limit in zip(shares, most(shares, r.tasks), strict=True):
+        if limit > (have := len(share.tasks)):
+            where = f" in {share.name}, of which {limit} are drawn" if share.name else ""
+            raise ConfigError(
+                f"rollout.tasks={r.tasks}: there are only {have} training tasks{where}"
+            )
+    opening = made.suite.make().reset(shares[0].tasks[0])
     need = len(made.codec.start(opening)[0]) + r.max_new_tokens
     if need > r.context:
         raise ConfigError(
@@ -185,7 +192,7 @@ def _train(
     interrupt = Interrupt()
     callbacks: list[L.Callback] = [
         *display,
-        RolloutCollector(made.player, made.suite.tasks("train"), config),
+        RolloutCollector(made.player, made.suite.mixture(), config),
         ReplayGains(made.player, config),
         SkillCategory(),
         transcripts,

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.protocols import TASK_LINE
 from rsipo_lightning.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TASK_LINE = re.compile(
-    r"^.*?(?:Your task is to:|Your current task is:|Your task is:|Your question:).*$", re.MULTILINE
-)
 TURN_LINE = re.compile(r"\n?[ \t]*Now it's your turn")
 ANCHORS = (
     "'Your task is to:', 'Your current task is:', 'Your task is:', 'Your question:' "

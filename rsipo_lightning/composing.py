@@ -70,8 +70,8 @@ def compose(
 
     From the lowest to the highest: dataclass defaults, configs/model, env, trainer, engine, algo,
     configs/pairs/<algo>-<env>.yaml, configs/tuned/<model>-<env>/common.yaml and <algo>.yaml, the
-    file ``config``, ``overrides`` ("key=value"). A group that is not named is the one that the file
-    names, else auto, hf, and as
+    same for presets (YAML with ``use``) of env and algo, the file ``config``, ``overrides``
+    ("key=value"). A group that is not named is the one that the file names, else auto, hf, and as
     model tiny, or hf if ``model.path`` is given.
 
     >>> compose(algo="rsipo", env="search", overrides=["seed=1", "rollout.group=16"])
@@ -151,7 +151,7 @@ def yaml_file(group: str, name: str) -> Path:
 
 def to_yaml(config: RunConfig, origins: Mapping[str, str] | None = None) -> str:
     """A text that ``--config`` takes; with ``origins``, each value says where it came from."""
-    lines = list(_lines(plain(config), "", origins))
+    lines = list(_lines(config, "", origins))
     width = max(len(line) for line, _ in lines)
     return "".join(
         f"{line:{width}}  # {origin}\n" if origin else f"{line}\n" for line, origin in lines
@@ -193,12 +193,22 @@ def _have(group: str) -> str:
 
 
 def _patches(groups: Mapping[str, str]) -> list[Path]:
-    """YAML files of the chosen members, each a patch of the whole tree, lowest first."""
-    paths = [yaml_file(group, name) for group, name in groups.items()]
-    pair = f"tuned/{groups['model']}-{groups['env']}"
-    both = yaml_file("pairs", f"{groups['algo']}-{groups['env']}")
-    tuned = [yaml_file(pair, "common"), yaml_file(pair, groups["algo"])]
-    return [path for path in [*paths, both, *tuned] if path.exists()]
+    """YAML files of the chosen members, each a patch of the whole tree, lowest first.
+
+    A preset (``use``) starts from what is said of its component: first the files of the plain
+    choice, then those of the preset of the environment, then of the algorithm's. Only what was
+    tuned on another environment is left out: a preset stands for a protocol, and values that were
+    found under another one would change it without a word.
+    """
+    plain = {g: component(g, name) if g in COMPONENTS else name for g, name in groups.items()}
+    paths: list[Path] = []
+    for chosen in (plain, {**plain, "env": groups["env"]}, groups):
+        paths += [yaml_file(group, name) for group, name in chosen.items()]
+        paths.append(yaml_file("pairs", f"{chosen['algo']}-{chosen['env']}"))
+        if chosen["env"] == groups["env"]:
+            pair = f"tuned/{chosen['model']}-{chosen['env']}"
+            paths += [yaml_file(pair, "common"), yaml_file(pair, chosen["algo"])]
+    return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -299,17 +309,23 @@ def _one_line(error: Exception) -> str:
 
 
 def _lines(
-    values: Mapping[str, Any], prefix: str, origins: Mapping[str, str] | None
+    section: Any, prefix: str, origins: Mapping[str, str] | None
 ) -> Iterator[tuple[str, str]]:
     """(line, where the value came from) of each key, in the order of the dataclasses."""
     indent = "  " * prefix.count(".")
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
+    names = section if isinstance(section, Mapping) else [f.name for f in fields(section)]
+    for name in names:
+        value = section[name] if isinstance(section, Mapping) else getattr(section, name)
+        if f"{prefix}{name}" == "groups" or (is_dataclass(value) and fields(value)):
             yield f"{indent}{name}:", ""
             yield from _lines(value, f"{prefix}{name}.", origins)
         else:
             text = yaml.safe_dump(
-                value, default_flow_style=True, allow_unicode=True, width=float("inf")
+                plain(value),
+                default_flow_style=True,
+                allow_unicode=True,
+                width=float("inf"),
+                sort_keys=False,
             )
             place = "" if origins is None else origins.get(f"{prefix}{name}", "default")
             yield f"{indent}{name}: {text.strip().removesuffix('...').strip()}", place

@@ -79,6 +79,7 @@ class RolloutSection:
     temperature: float = 1.0
     max_new_tokens: int = 512  # of one turn
     max_skill_tokens: int = 1024  # of one written skill
+    analysis_template: str | None = None  # file: how a skill is asked for, else by env.prompt
     context: int = 4096  # tokens of one row
     live: int = 128  # episodes played at once, bounds the KV cache
     max_error_frac: float = 0.2  # more broken episodes than this stop the run

@@ -19,7 +19,8 @@ from itertools import pairwise
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments import experts, world
-from rsipo_lightning.environments.search import COMPACT, SearchConfig, SearchSuite
+from rsipo_lightning.environments.search import SearchConfig, SearchSuite
+from rsipo_lightning.environments.wording import wording
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.skills import analysis_messages
 from rsipo_lightning.types import Completion, Message, Task, Trajectory, Turn
@@ -107,6 +108,7 @@ class Demonstrations:
             {kind: [t for t in s.tasks("train") if t.type == kind] for kind in s.types}
             for s in self._suites
         ]
+        self._opening = wording("compact").opening
         words = world.name_words()
         self._words = [self._one(word) for word in words]
         self._unseen = {
@@ -147,7 +149,7 @@ class Demonstrations:
         pages = [self._suites[i].retrieve([title])[0][0].text for title in titles]
         talk = ["\n".join(("<information>", *(f" {page}" for page in pages), "</information>"))]
         for task in tasks:
-            talk.append(COMPACT.format(question=task.payload["question"]))
+            talk.append(self._opening.format(question=task.payload["question"]))
             if missing in task.payload["hops"]:
                 talk.append(f"<search> {missing}</search>")
             else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from rsipo_lightning.checks import at_least
 from rsipo_lightning.errors import EnvironmentFault
@@ -13,6 +14,11 @@ from rsipo_lightning.types import Completion, Prompt, Stop, Task, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# The line of a first user message that states the task; a skill is put behind the first of them.
+TASK_LINE = re.compile(
+    r"^.*?(?:Your task is to:|Your current task is:|Your task is:|Your question:).*$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,14 @@ class EnvironmentConfig:
         at_least("env.invalid_penalty", self.invalid_penalty, 0)
 
 
+class Share(NamedTuple):
+    """Training tasks that are drawn together."""
+
+    tasks: Sequence[Task]
+    weight: float = 1.0  # its part of every update is weight / sum of weights
+    name: str = ""  # for messages: the file
+
+
 class TaskSuite(ABC):
     """The tasks of one environment and the factory of its episodes. This is what an environment
     plugin registers.
@@ -86,6 +100,10 @@ class TaskSuite(ABC):
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
         """Tasks of "train", "val" or "test"; may be lazy. Unknown split: DataError."""
+
+    def mixture(self) -> Sequence[Share]:
+        """What an update draws its tasks from; ids are unique over all shares."""
+        return [Share(self.tasks("train"))]
 
     @abstractmethod
     def make(self) -> Environment:

@@ -10,16 +10,18 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
-from rsipo_lightning.codec import TASK_LINE
 from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.protocols import TASK_LINE
 from rsipo_lightning.types import Message, Trajectory, Turn
 
 CATEGORIES = ("procedural", "recovery", "format", "other")
 MIN_WORDS = 5
 MAX_CHARS = 1200
+_PLACEHOLDERS = ("task", "outcome", "steps")
 _FIELDS = ("episode_summary", "episode_skill")
 
 _CATEGORY = {  # order of the tests; the first hit wins (methods.md 6.6)
@@ -32,23 +34,43 @@ _CATEGORY = {  # order of the tests; the first hit wins (methods.md 6.6)
 }
 
 
-def analysis_messages(trajectory: Trajectory, style: str) -> list[Message]:
+def analysis_messages(
+    trajectory: Trajectory, style: str, template: Template | None = None
+) -> list[Message]:
     """What the policy is asked when it writes a skill from one finished episode.
 
     The task description is what the episode's first message says up to its task line. ``style``
     is "full" (for real models) or "compact" (the same information in few tokens, for the tiny
-    policy). Raises ConfigError on another style.
+    policy); ``template`` takes the place of the style's own. Raises ConfigError on another style.
     """
     if style not in _STEP:
         raise ConfigError(f"no prompt style '{style}' (have: {', '.join(_STEP)})")
     opening = trajectory.opening
     line = TASK_LINE.search(opening)
-    text = _template(style).substitute(
+    text = (template or _template(style)).substitute(
         task=opening[: line.end() if line else None].strip(),
         outcome="success" if trajectory.success else "failure",
         steps="\n".join(_STEP[style](i, turn) for i, turn in enumerate(trajectory.turns, start=1)),
     )
     return [Message("user", text)]
+
+
+def analysis_template(file: str) -> Template:
+    """A user's prompt with $task, $outcome and $steps in it; ConfigError names what is wrong."""
+    where = f"rollout.analysis_template={file}: "
+    try:
+        template = Template(Path(file).read_text(encoding="utf-8").rstrip("\n"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}cannot be read ({error})") from error
+    if not template.is_valid():
+        raise ConfigError(f"{where}a dollar that is no placeholder is written $$")
+    names = template.get_identifiers()
+    if missing := [name for name in _PLACEHOLDERS if name not in names]:
+        raise ConfigError(f"{where}lacks ${missing[0]}")
+    if unknown := [name for name in names if name not in _PLACEHOLDERS]:
+        have = ", ".join(f"${name}" for name in _PLACEHOLDERS)
+        raise ConfigError(f"{where}has an unknown placeholder ${unknown[0]} (have: {have})")
+    return template
 
 
 def read_skill(text: str) -> tuple[str, str]:

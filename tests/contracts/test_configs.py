@@ -11,7 +11,11 @@ from rsipo_lightning import composing, registry
 from rsipo_lightning.composing import compose_with_origins, plain
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-FILES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
+FILES = sorted(
+    str(path.relative_to(CONFIGS))
+    for path in CONFIGS.rglob("*.yaml")
+    if path.parent.name != "prompts"  # texts, not values
+)
 
 
 def flags_for(file: str) -> dict[str, str]:
@@ -71,6 +75,22 @@ def test_every_algorithm_composes_with_every_environment(algo: str, env: str) ->
     for group, kind in (("algo", "algorithms"), ("env", "environments")):
         loaded = registry.load(kind, config.groups[group])
         assert type(getattr(config, group)) is loaded.Config
+
+
+def test_presets_of_search_are_the_published_protocols() -> None:
+    """With the papers' values of the model, and with what the paper says of RSIPO on search."""
+
+    def keys(env: str) -> list[Any]:
+        config = compose_with_origins({"algo": "rsipo", "env": env, "model": "hf"}).config
+        e, r = config.env, config.rollout
+        episode = [e.context, e.max_steps, e.topk, e.invalid_penalty, e.template]
+        return [*episode, r.context, r.max_new_tokens, config.algo.invalid_penalty]
+
+    assert keys("search") == ["append", 4, 3, 0.01, None, 4096, 512, 0.0]
+    assert keys("search_r1") == ["append", 5, 3, 0.0, "search_r1", 4096, 512, 0.0]
+    assert keys("search_verl") == ["window", 4, 3, 0.01, None, 4608, 512, 0.0]
+    tiny = compose_with_origins({"algo": "rsipo", "env": "search_verl"}).config
+    assert (tiny.env.prompt, tiny.env.topk, tiny.env.history) == ("compact", 3, 4)
 
 
 @pytest.mark.parametrize("engine", registry.names("engines"))

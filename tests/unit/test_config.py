@@ -153,7 +153,29 @@ class TestOrder:
         assert config.groups["algo"] == "method_no_trust"
         assert component("algo", "method_no_trust") == "method"
         assert component("algo", "other") == "other"
-        assert config.optim.clip == 1.0  # what is tuned for the method is not tuned for the arm
+
+    def test_a_preset_starts_from_its_component_and_has_the_last_word(self, parts: Path) -> None:
+        for name, text in {
+            "algo/method_no_trust": "use: method\nalgo: {trust: false}\noptim: {betas: [0.2, 0.2]}",
+            "env/short": "use: world\nenv: {max_steps: 2}",
+            "pairs/method-world": "algo: {replays: 5, trust: true}\nenv: {max_steps: 5}",
+            "tuned/tiny-world/common": "seed: 3",
+            "tuned/tiny-world/method": "optim: {clip: 3.0, betas: [0.3, 0.3]}",
+            "tuned/tiny-short/method": "optim: {lr: 0.25}",
+        }.items():
+            (parts / name).parent.mkdir(exist_ok=True)
+            (parts / f"{name}.yaml").write_text(text)
+        for algo in ("method", "method_no_trust"):
+            plain = compose(algo=algo, env="world")
+            short = compose(algo=algo, env="short")
+            trust = algo == "method"
+            assert (plain.algo, short.algo) == (MethodConfig(5, trust), MethodConfig(5, trust))
+            assert (plain.env.max_steps, short.env.max_steps) == (5, 2)
+            # tuned for the method, and for the arm but where the arm says otherwise; for no preset
+            # of the environment
+            own = (0.2, 0.2) if algo == "method_no_trust" else (0.3, 0.3)
+            assert (plain.seed, plain.optim.clip, plain.optim.betas) == (3, 3.0, own)
+            assert (short.seed, short.optim.clip, short.optim.lr) == (0, 2.0, 0.25)
 
     def test_members_are_registered_names_and_files(self) -> None:
         assert members("algo") == ["bad", "broken", "method", "method_no_trust", "other"]
@@ -165,12 +187,15 @@ class TestSavedConfig:
         config, origins = compose_with_origins(
             {"algo": "method_no_trust", "env": "world"},
             None,
-            ["env.questions=[{path: 'a: #b', weight: 2}]", "optim.lr=1e-6", "run.dir=x"],
+            ["env.questions={c.d/e: 0.5, 'a: #b.jsonl': 2}", "optim.lr=1e-6", "run.dir=x"],
         )
+        assert list(config.env.questions.items()) == [("c.d/e", 0.5), ("a: #b.jsonl", 2)]
+        assert to_yaml(config, origins).count("# command line") == 3
         file = tmp_path / "saved.yaml"
         for text in (to_yaml(config), to_yaml(config, origins)):
             file.write_text(text)
             assert compose(config=file) == config
+            assert list(compose(config=file).env.questions) == list(config.env.questions)
 
     def test_each_printed_line_says_where_its_value_came_from(self) -> None:
         lines = to_yaml(*compose_with_origins({"algo": "method", "env": "world"})).splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,12 +14,12 @@ import pytest
 from rsipo_lightning.algorithms.rsipo import RSIPO, RSIPOConfig
 from rsipo_lightning.callbacks.replays import ReplayGains
 from rsipo_lightning.callbacks.rollout_stats import check_broken
-from rsipo_lightning.callbacks.rollouts import RolloutCollector, task_batch
+from rsipo_lightning.callbacks.rollouts import RolloutCollector, most, task_batch
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RolloutSection, RunConfig
 from rsipo_lightning.engines.scripted import ScriptedEngine
 from rsipo_lightning.errors import EnvironmentFault
-from rsipo_lightning.protocols import EnvironmentConfig, StepResult, TaskSuite
+from rsipo_lightning.protocols import EnvironmentConfig, Share, StepResult, TaskSuite
 from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.testing import byte_tokenizer
 from rsipo_lightning.tokens import rows, with_skill
@@ -213,7 +214,7 @@ def iterate(
     module = SimpleNamespace(version=0, algorithm=algorithm, iteration=None)
     trainer: Any = SimpleNamespace(global_rank=0, world_size=1, callbacks=[])
     host: Any = module
-    RolloutCollector(p, p.suite.tasks("train"), config).on_train_epoch_start(trainer, host)
+    RolloutCollector(p, p.suite.mixture(), config).on_train_epoch_start(trainer, host)
     ReplayGains(p, config).on_train_epoch_start(trainer, host)
     return module, p, algorithm
 
@@ -289,11 +290,40 @@ def test_too_many_broken_episodes_stop_the_run() -> None:
 
 def test_tasks_of_updates() -> None:
     """A pass without repeats, another order in the next one, no task twice in an update."""
-    tasks = ToySuite().tasks("train")
-    passes = [[t.id for u in (0, 1) for t in task_batch(tasks, 3, u + 2 * e, 3)] for e in (0, 1)]
-    assert sorted(passes[0]) == sorted(passes[1]) == [t.id for t in tasks]
+    shares = ToySuite().mixture()
+
+    def ids(seed: int, update: int, count: int) -> list[str]:
+        return [t.id for t in task_batch(shares, seed, update, count)]
+
+    passes = [[i for u in (0, 1) for i in ids(3, u + 2 * e, 3)] for e in (0, 1)]
+    assert sorted(passes[0]) == sorted(passes[1]) == [t.id for t in shares[0].tasks]
     assert passes[0] != passes[1]
-    assert [t.id for t in task_batch(tasks, 3, 0, 3)] == passes[0][:3]
-    assert [t.id for t in task_batch(tasks, 4, 0, 3)] != passes[0][:3]
+    assert ids(3, 0, 3) == passes[0][:3]
+    assert ids(4, 0, 3) != passes[0][:3]
     for update in range(20):
-        assert len({t.id for t in task_batch(tasks, 0, update, 4)}) == 4
+        assert len(set(ids(0, update, 4))) == 4
+
+
+def test_tasks_of_weighted_shares() -> None:
+    """The weights decide, not the sizes; in each update up to rounding, over all of them exactly."""
+    sizes, weights = {"a": 40, "b": 9, "c": 500}, {"a": 2.0, "b": 1.0, "c": 0.3}
+    shares = [
+        Share([Task(f"{x}{i}", "toy", x, {}) for i in range(n)], weights[x], x)
+        for x, n in sizes.items()
+    ]
+    assert most(shares, 16) == [10, 5, 2]  # 16 * weight / 3.3 = 9.7, 4.8, 1.5
+    drawn: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    for update in range(2000):
+        batch = task_batch(shares, 0, update, 16)
+        assert len({task.id for task in batch}) == 16
+        counts = Counter(task.type for task in batch)
+        assert all(most(shares, 16)[k] - counts[x] in (0, 1) for k, x in enumerate(sizes))
+        drawn.update(counts)
+        seen.update(task.id for task in batch)
+        assert batch == task_batch(shares, 0, update, 16)
+    for name, weight in weights.items():
+        assert drawn[name] / (2000 * 16) == pytest.approx(weight / 3.3, rel=0.01)
+        of_one = [n for ident, n in seen.items() if ident[0] == name]
+        assert len(of_one) == sizes[name]  # none is left out
+        assert max(of_one) < 1.6 * min(of_one) or name == "c"  # of which few passes are made

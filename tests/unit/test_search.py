@@ -4,11 +4,14 @@ import json
 
 import pytest
 
-from rsipo_lightning.environments import search as module
 from rsipo_lightning.environments.retriever import Passage
-from rsipo_lightning.environments.search import SearchConfig, SearchSuite, cut, inert, parse
+from rsipo_lightning.environments.search import SearchConfig, SearchSuite
+from rsipo_lightning.environments.search_episode import cut, inert, parse
+from rsipo_lightning.environments.wording import wording
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
 from rsipo_lightning.types import Completion, Stop, Task, Trajectory, Turn
+
+SAY = wording("compact")
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +154,11 @@ def test_an_invalid_response_costs_a_turn(suite):
     episode.reset(_task())
     result = episode.step("Ada Stone")
     assert (result.valid, result.action, result.stop) == (False, "", None)
-    assert result.observation == module.INVALID["compact"]
+    assert result.observation == SAY.invalid
     for _ in range(2):
         assert episode.step("nothing").stop is None
     last = episode.step("nothing")
-    assert (last.valid, last.stop, last.observation) == (False, Stop.MAX_TURNS, module.LAST_TURN)
+    assert (last.valid, last.stop, last.observation) == (False, Stop.MAX_TURNS, SAY.last)
 
 
 @pytest.mark.parametrize("max_steps", [1, 4])
@@ -166,7 +169,7 @@ def test_a_search_in_the_last_turn_ends_the_episode_and_says_so(max_steps):
     episode.reset(_task())
     results = [episode.step("<search>Oz</search>") for _ in range(max_steps)]
     assert [result.stop for result in results] == [None] * (max_steps - 1) + [Stop.MAX_TURNS]
-    assert results[-1].observation == module.LAST_TURN
+    assert results[-1].observation == SAY.last
     assert results[-1].valid
     assert len(suite._retriever.calls) == max_steps - 1  # the last one would be for nothing
 
@@ -184,7 +187,7 @@ def test_a_search_that_finds_nothing_says_so(suite):
     episode = suite.make()
     episode.reset(_task())
     result = episode.step("<search>the of</search>")
-    assert result.observation == f"<information>\n{module.EMPTY}\n</information>"
+    assert result.observation == f"<information>\n{SAY.empty}\n</information>"
     assert result.valid
 
 
@@ -398,7 +401,7 @@ def test_eval_questions_replace_the_held_out_tenth(files):
     assert [task.id for task in suite.tasks("test")] == ["other-1"]
     described = suite.describe()["files"]
     assert set(described) == {"questions", "corpus", "eval_questions"}
-    assert all(len(entry["sha256"]) == 64 for entry in described.values())
+    assert all(len(entry["sha256"]) == 64 for entries in described.values() for entry in entries)
 
 
 def test_a_real_episode_over_files(files):
@@ -426,7 +429,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Al"]}\n'
         (GOOD + '{"question": "Who?", "answers": "Al"}', "mine.jsonl:2: field 'answers'"),
         (GOOD + '{"question": "Who?", "answers": []}', "mine.jsonl:2: field 'answers'"),
         (GOOD + '{"question": "Who?", "answers": [1]}', "mine.jsonl:2: field 'answers'"),
-        (GOOD + "\n" + GOOD, "mine.jsonl:3: id '1' is also on line 1"),
+        (GOOD + "\n" + GOOD, "mine.jsonl:3: id '1' is also at "),
         (GOOD + '{"question": "\\ud800", "answers": ["Al"]}', "mine.jsonl:2: holds half a"),
         (GOOD + '{"a":' * 99_999, "mine.jsonl:2: not JSON"),
     ],

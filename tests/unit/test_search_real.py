@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rsipo_lightning.environments.questions import read_questions
 from rsipo_lightning.environments.retriever import BM25Retriever
-from rsipo_lightning.environments.search import SearchConfig, SearchSuite, read_questions
+from rsipo_lightning.environments.search import SearchConfig, SearchSuite
 from rsipo_lightning.types import Stop
 
 ROOT = Path(__file__).resolve().parents[2]
