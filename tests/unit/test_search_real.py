@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rsipo_lightning.environments.questions import read_questions
+from rsipo_lightning.callbacks.rollouts import task_batch
+from rsipo_lightning.environments.questions import FileQuestions, read_questions
 from rsipo_lightning.environments.retriever import BM25Retriever
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
 from rsipo_lightning.types import Stop
@@ -83,3 +84,30 @@ def test_an_episode(suite):
     assert len(result.observation) < 3 * 1200
     end = episode.step(f"<think>x</think><answer>{task.payload['answers'][0]}</answer>")
     assert (end.success, end.stop) == (True, Stop.DONE)
+
+
+def test_a_mix_of_real_files(suite):
+    """The paper trains on NQ and HotpotQA, here in equal parts although the files are not."""
+    folder = DATA / "questions"
+    mix = {str(folder / "nq.jsonl"): 1, str(folder / "hotpotqa.jsonl"): 1}
+    with pytest.warns(UserWarning, match="left out"):
+        questions = FileQuestions(mix, str(folder / "bamboogle.jsonl"))
+    assert questions.types == ("bamboogle", "hotpotqa", "nq")
+    sizes = [len(share.tasks) for share in questions.mixture()]
+    assert sizes[0] > 2 * sizes[1]
+    for update in range(50):
+        batch = task_batch(questions.mixture(), 0, update, 16)
+        assert [task.type for task in batch] == ["nq"] * 8 + ["hotpotqa"] * 8
+        assert len({task.id for task in batch}) == 16
+
+
+def test_the_folder_has_no_id_twice_and_one_question_in_two_sets():
+    folder = DATA / "questions"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        questions = FileQuestions(str(folder))
+    assert len(questions.types) == 7
+    assert len(questions.tasks("all")) > 6_000
+    two = FileQuestions(str(folder / "popqa.jsonl"), str(folder / "triviaqa.jsonl"))
+    with pytest.warns(UserWarning, match="^1 of 832 questions of val and test are also trained on"):
+        two.mixture()

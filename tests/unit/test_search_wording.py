@@ -59,7 +59,10 @@ def test_search_r1_shows_the_block_alone_and_a_corrective_sentence():
         ("openning: x", "no part 'openning'; did you mean 'opening'?"),
         ("opening: 3", "part 'opening' must be text"),
         ("opening: 'Your question: what?'", "part 'opening' lacks {question}"),
-        ("opening: 'Your question: {question} {history}'", "unknown placeholder {history} (have: {"),
+        (
+            "opening: 'Your question: {question} {history}'",
+            "unknown placeholder {history} (h",
+        ),
         ("opening: 'Your question: {question.x}'", "unknown placeholder {question.x}"),
         ("opening: 'Your question: {question!r}'", "unknown placeholder {question!r}"),
         ("opening: 'Your question: {question:>9}'", "unknown placeholder {question:>9}"),

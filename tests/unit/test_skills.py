@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rsipo_lightning.errors import ConfigError
-from rsipo_lightning.skills import CATEGORIES, analysis_messages, category, read_skill
+from rsipo_lightning.skills import (
+    CATEGORIES,
+    analysis_messages,
+    analysis_template,
+    category,
+    read_skill,
+)
 from rsipo_lightning.types import Completion, Stop, Task, Trajectory, Turn
 
 OPENING = "You search.\nYour question: who made it?\nNow it's your turn to search."
@@ -62,6 +70,35 @@ def test_dollars_and_braces_in_data_are_data() -> None:
 def test_unknown_style_names_the_styles() -> None:
     with pytest.raises(ConfigError, match="full, compact"):
         analysis_messages(episode(), "long")
+
+
+def test_a_template_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "ask.txt"
+    file.write_text("$outcome for $$5: ${task}\n--\n$steps\n\n", encoding="utf-8")
+    (message,) = analysis_messages(episode(), "full", analysis_template(str(file)))
+    assert message.content.startswith(
+        "success for $5: You search.\nYour question: who made it?\n--"
+    )
+    assert "Step 2 (valid)" in message.content
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("$task $outcome", r"lacks \$steps"),
+        ("$task $outcome $steps $why", r"unknown placeholder \$why \(have: \$task, "),
+        ("$task $outcome $steps costs $5", r"written \$\$"),
+        (None, "cannot be read"),
+        (b"\xff", "cannot be read"),
+    ],
+)
+def test_a_template_that_cannot_be_used(tmp_path: Path, text: Any, says: str) -> None:
+    file = tmp_path / "ask.txt"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=says) as caught:
+        analysis_template(str(file))
+    assert str(caught.value).startswith(f"rollout.analysis_template={file}: ")
 
 
 @pytest.mark.parametrize(
