@@ -27,20 +27,23 @@ from rsipo_lightning.types import Iteration, Role, RolloutGroup, Task, Trajector
 def task_batch(shares: Sequence[Share], seed: int, update: int, count: int) -> list[Task]:
     """Tasks of an update: for each share, consecutive places in a shuffle of its own for each pass.
 
-    A function of the arguments alone, so that a resumed run goes on where it was. Of a share of
-    the weight w come w * count tasks, rounded up or down by a key such that w is kept over the
-    updates. A pass ends where fewer than :func:`most` are left: no update sees a task twice, whose
+    A function of the arguments alone, so that a resumed run goes on where it was. A share gives
+    count * weight / (sum of weights) tasks, rounded up or down at random such that its mean is
+    that. A pass ends where fewer than :func:`most` are left: no update sees a task twice, whose
     rollouts would be the same ones. No share may have fewer tasks than that.
     """
-    rounding = Fraction(keyed_random(seed, "mixture", update).random())
+    rng = keyed_random(seed, "mixture", update)
+    rounding = Fraction(rng.random())
     ends = accumulate((part * count for part in _parts(shares)), initial=Fraction(0))
     batch: list[Task] = []
     for share, limit, (begin, end) in zip(
         shares, most(shares, count), pairwise(floor(end + rounding) for end in ends), strict=True
     ):
         epoch, place = divmod(update, len(share.tasks) // limit)
-        order = _order(len(share.tasks), seed, epoch)[place * limit :]
-        batch += [share.tasks[i] for i in order[: end - begin]]
+        order, first = _order(len(share.tasks), seed, epoch), place * limit
+        batch += [share.tasks[i] for i in order[first : first + end - begin]]
+    if len(shares) > 1:  # transcripts and ranks get some of each
+        rng.shuffle(batch)
     return batch
 
 
