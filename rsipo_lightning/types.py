@@ -119,9 +119,7 @@ class Trajectory:
     opening: str = ""  # first user message, without skill
     skill: Skill | None = None  # in the prompt while acting (replays)
     error: str = ""  # text of the exception if stop is ERROR
-    measures: Mapping[str, float] = field(
-        default_factory=dict
-    )  # see StepResult
+    measures: Mapping[str, float] = field(default_factory=dict)  # see StepResult
 
     @property
     def steps(self) -> int:

@@ -94,7 +94,7 @@ def test_a_set_in_full_and_one_in_part(
 
     assert record["model"] == str(TINY.resolve())
     assert record["command"].startswith("rsipo-eval ")
-    assert record["data"]["files"]["questions"]["sha256"]
+    assert record["data"]["files"]["questions"][0]["sha256"]
     assert record["config"]["eval"]["temperature"] == record["temperature"] == 1.0
     assert [row["published"] for row in record["published"]["rows"] if row["in_full"]] == [
         {"GRPO": 17.7}
