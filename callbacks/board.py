@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +62,22 @@ class Board(TensorBoardLogger):
 
     def save(self) -> None:
         """Nothing: events are written as they come."""
+
+
+@contextmanager
+def writer_errors_once() -> Iterator[None]:
+    """No traceback of the thread that writes the events: ``flush`` raises its error again."""
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if type(args.thread).__name__ != "_AsyncWriterThread":
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def add_text(trainer: pl.Trainer, tag: str, text: str, step: int) -> None:

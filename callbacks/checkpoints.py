@@ -11,12 +11,14 @@ import os
 import re
 import shutil
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
+from rsipo_lightning.callbacks.best_skills import BestSkills
 from rsipo_lightning.callbacks.host import updates_made
 from rsipo_lightning.errors import CheckpointError
 
@@ -26,15 +28,19 @@ FOLDER = "checkpoints"
 class Checkpoints(Checkpoint):
     """Writes ``checkpoints/update-000030.ckpt``, by the number of updates made.
 
+    With ``skills`` the best ones stand beside it, in ``update-000030.skills.json``.
     Before the first update, every ``every`` updates, after the last one, where a run is stopped,
     and where rollouts or replays raise. Lightning calls it after all other callbacks, and its
     ``on_train_epoch_end`` after the module's.
     """
 
-    def __init__(self, folder: Path, every: int, keep: int) -> None:
+    def __init__(
+        self, folder: Path, every: int, keep: int, skills: BestSkills | None = None
+    ) -> None:
         self.folder = folder / FOLDER
         self.every = every
         self.keep = max(1, keep)
+        self.skills = skills
         self._between = False  # nothing of an update has been done since the last one was finished
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -83,14 +89,25 @@ class Checkpoints(Checkpoint):
             if trainer.is_global_zero:
                 if path.exists():  # left by a run that was killed later than it is resumed
                     _remove(path)
+                if self.skills is not None:  # first: a checkpoint is never without its skills
+                    self.skills.export(_skills_of(path))
                 os.replace(part, path)
-                for old in saved(self.folder)[: -self.keep]:
-                    _remove(old)
+                self._prune()
         except OSError as error:
             raise CheckpointError(
                 f"cannot write {path}: {error}; older checkpoints are untouched, "
-                "make room or give the rights, then go on with --resume"
+                "make room or give the rights"
             ) from error
+        finally:
+            if trainer.is_global_zero:  # what was written before the disk was full
+                with suppress(OSError):
+                    _remove(part)
+
+    def _prune(self) -> None:
+        kept = saved(self.folder)[-self.keep :]
+        stale = {*saved(self.folder), *self.folder.glob("update-*.skills.json")}
+        for path in stale.difference(kept, map(_skills_of, kept)):
+            _remove(path)
 
     def _path(self, updates: int) -> Path:
         return self.folder / f"update-{updates:06d}.ckpt"
@@ -117,6 +134,10 @@ def saved(folder: Path) -> list[Path]:
         if (match := re.fullmatch(r"update-(\d+)\.ckpt", path.name)) and _complete(path)
     ]
     return [path for _, path in sorted(numbered)]
+
+
+def _skills_of(checkpoint: Path) -> Path:
+    return checkpoint.with_suffix(".skills.json")
 
 
 def _complete(path: Path) -> bool:

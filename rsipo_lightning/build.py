@@ -23,12 +23,14 @@ from rich.console import Console
 
 from rsipo_lightning import registry
 from rsipo_lightning.algorithms.base import Algorithm, active
-from rsipo_lightning.callbacks.board import Board
+from rsipo_lightning.callbacks.best_skills import BestSkills
+from rsipo_lightning.callbacks.board import writer_errors_once
 from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest, updates_of
 from rsipo_lightning.callbacks.eval_result import EvalResult, details, table
 from rsipo_lightning.callbacks.evaluation import Evaluation, choose, choose_per_type
 from rsipo_lightning.callbacks.evaluation import evaluate as look_at
 from rsipo_lightning.callbacks.interrupt import Interrupt
+from rsipo_lightning.callbacks.loggers import check_loggers, make_loggers
 from rsipo_lightning.callbacks.logging import MetricsLogger
 from rsipo_lightning.callbacks.progress import Progress, counting
 from rsipo_lightning.callbacks.replays import ReplayGains
@@ -42,7 +44,7 @@ from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
-from rsipo_lightning.policy import Policy, load_model, load_tokenizer
+from rsipo_lightning.policy import Policy, check_fit, load_model, load_tokenizer, save_policy
 from rsipo_lightning.protocols import TaskSuite
 from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
@@ -91,7 +93,9 @@ def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
-    policy = Policy(load_model(config.model.path, config.model.dtype))
+    model = load_model(config.model.path, config.model.dtype)
+    check_fit(model, codec.tokenizer, config.model.path, config.rollout.context)
+    policy = Policy(model)
     engine_class = registry.load("engines", component("engine", config.groups["engine"]))
     player = Player(suite, engine_class(policy, codec.tokenizer), codec)
     return Parts(suite, codec, policy, player, algorithm_class(config.algo, config.seed, codec))
@@ -108,6 +112,7 @@ def _check_training(config: RunConfig, made: Parts) -> None:
     gpus = torch.cuda.device_count()
     if _accelerator(config) == "cuda" and t.devices > gpus:
         raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
+    check_loggers(config.log.loggers)
     if r.analysis_template:
         analysis_template(r.analysis_template)
     shares = made.suite.mixture()
@@ -161,8 +166,7 @@ def fit(
     with folder.resumable():
         result, module, trainer = _train(config, made, folder, checkpoint, console)
         if trainer.is_global_zero:
-            made.policy.model.save_pretrained(folder.path / "policy")
-            made.codec.tokenizer.save_pretrained(folder.path / "policy")
+            save_policy(made.policy.model, made.codec.tokenizer, folder.path / "policy")
             wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
             folder.finish(_summary(result, module.version), wall, cpu)
             if result.before or result.after:
@@ -190,16 +194,18 @@ def _train(
     done = updates_of(checkpoint) if checkpoint else 0
     display = [Progress(t.updates, console)] if config.log.progress else []
     interrupt = Interrupt()
+    best_skills = BestSkills(folder.path, config.log.best_skills)
     callbacks: list[L.Callback] = [
         *display,
         RolloutCollector(made.player, made.suite.mixture(), config),
         ReplayGains(made.player, config),
         SkillCategory(),
+        best_skills,
         transcripts,
         evaluation,
         MetricsLogger([MetricsCsv(folder.path / "metrics.csv"), *display]),
         interrupt,
-        Checkpoints(folder.path, config.checkpoint.every, config.checkpoint.keep),
+        Checkpoints(folder.path, config.checkpoint.every, config.checkpoint.keep, best_skills),
     ]
     trainer = L.Trainer(
         accelerator=_accelerator(config),
@@ -208,7 +214,7 @@ def _train(
         max_epochs=t.updates,
         accumulate_grad_batches=t.micro_batches,
         gradient_clip_val=config.optim.clip or None,
-        logger=Board(folder.path, done + 1),
+        logger=make_loggers(config, folder, done + 1),
         callbacks=callbacks,
         log_every_n_steps=1,
         num_sanity_val_steps=0,
@@ -218,7 +224,7 @@ def _train(
         default_root_dir=str(folder.path),
     )
     try:
-        with interrupt:
+        with interrupt, writer_errors_once():
             trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
             evaluation.finish(trainer, module)
     except SIGTERMException as error:  # a SystemExit of code 0, as if all had been done

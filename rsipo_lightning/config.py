@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rsipo_lightning.checks import above, at_least, one_of, within
-from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.errors import ConfigError, did_you_mean
+
+LOGGERS = ("tensorboard", "csv", "wandb")
 
 
 @dataclass
@@ -42,9 +44,10 @@ class TrainerSection:
     threads: int = 0  # torch threads; 0 leaves torch's choice
 
     def __post_init__(self) -> None:
-        for name in ("updates", "devices", "minibatches", "micro_batches"):
+        for name in ("updates", "minibatches", "micro_batches"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
-        at_least("trainer.threads", self.threads, 0)
+        within("trainer.devices", self.devices, 1, 1024)
+        within("trainer.threads", self.threads, 0, 1024)
         one_of("trainer.strategy", self.strategy, ("auto", "ddp"))  # others are not tested
         one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
 
@@ -123,10 +126,21 @@ class LogSection:
     """What a run shows, and keeps to be read."""
 
     groups: int = 2  # groups per update whose transcripts are written in full
+    best_skills: int = 5  # of each task type, written with every checkpoint; 0 is off
+    # tensorboard | csv | wandb, or import paths of other Lightning loggers; metrics.csv is always
+    # written
+    loggers: list[str] = field(default_factory=lambda: ["tensorboard"])
     progress: bool = True
 
     def __post_init__(self) -> None:
         at_least("log.groups", self.groups, 0)
+        at_least("log.best_skills", self.best_skills, 0)
+        for name in self.loggers:
+            if "." not in name and name not in LOGGERS:
+                hint = did_you_mean(name, LOGGERS)
+                raise ConfigError(f"log.loggers={name}: no such logger{hint}")
+            if self.loggers.count(name) > 1:
+                raise ConfigError(f"log.loggers={name}: stands twice")
 
 
 @dataclass

@@ -4,10 +4,16 @@ tokens.
 
 from __future__ import annotations
 
+import re
+import shutil
+import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
+from huggingface_hub.utils import get_session
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -15,8 +21,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as hf_logging
 
-from rsipo_lightning.errors import ConfigError, DataError
+from rsipo_lightning.errors import CheckpointError, ConfigError, DataError
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 TINY = Path(__file__).parent / "models" / "tiny"
 
@@ -72,13 +81,20 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """body + output embeddings must be the whole model; some architectures scale or cap their
-        logits.
+        """Attention must be causal, and body + output embeddings the whole model; some
+        architectures scale or cap their logits.
         """
+        kind = type(self.model).__name__
         ids = torch.arange(min(4, self.model.config.vocab_size), device=self.device)[None]
         whole = self.model(input_ids=ids).logits.float()
+        if not whole.isfinite().all():
+            raise DataError(f"model.path: the logits of this {kind} are no numbers; broken weights")
+        start = self.model(input_ids=ids[:, :-1]).logits.float()
+        if not torch.allclose(whole[:, :-1], start, atol=1e-3, rtol=1e-2):
+            raise ConfigError(
+                f"model.path: {kind} is no causal LM: its logits depend on later tokens"
+            )
         if not torch.allclose(whole, self.logits(self.hidden(ids)), atol=1e-4, rtol=1e-3):
-            kind = type(self.model).__name__
             raise ConfigError(
                 f"model.path: {kind} changes its logits after the output embeddings; not supported"
             )
@@ -90,11 +106,18 @@ def model_source(path: str) -> str:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Tokenizer of ``model.path``. Missing or without chat template: DataError."""
+    """Tokenizer of ``model.path``. Missing, empty or without chat template: DataError."""
+    source = model_source(path)
+    offline = _check_source(path, source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_source(path))
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
     except Exception as error:  # transformers, tokenizers and safetensors raise their own
         raise DataError(_cannot(path, "tokenizer", error)) from error
+    if not tokenizer.encode("Who is it?", add_special_tokens=False):
+        # transformers makes one of special tokens alone where the files of the vocabulary lack
+        raise DataError(
+            f"model.path: the tokenizer of '{path}' has no vocabulary; is tokenizer.json missing?"
+        )
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             f"model.path: the tokenizer of '{path}' has no chat template; use an instruct model"
@@ -103,18 +126,108 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
-    """Weights of ``model.path``. Missing or not a causal LM: DataError."""
+    """Weights of ``model.path``. Missing, incomplete or not a causal LM: DataError."""
+    source = model_source(path)
+    offline = _check_source(path, source)
+    verbosity = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()  # its report would stand above our line
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            model_source(path), dtype=getattr(torch, dtype)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=getattr(torch, dtype),
+            local_files_only=offline,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
         )
     except Exception as error:  # transformers, tokenizers and safetensors raise their own
         raise DataError(_cannot(path, "model", error)) from error
+    finally:
+        hf_logging.set_verbosity(verbosity)
+    if bad := sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}):
+        raise DataError(
+            f"model.path: {len(bad)} tensors that config.json of '{path}' asks for are not in its "
+            f"weights or have another shape, e.g. {bad[0]}; they are not of one model"
+        )
+    if unused := sorted(info["unexpected_keys"]):
+        what = f"{len(unused)} tensors of its files are not used, e.g. {unused[0]}"
+        warnings.warn(f"{path}: {what}", stacklevel=2)
     return model
+
+
+def check_fit(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str, context: int
+) -> None:
+    """Model, tokenizer and ``rollout.context`` belong together. DataError, ConfigError."""
+    rows = model.get_input_embeddings().num_embeddings
+    ids = max(tokenizer.get_vocab().values())
+    if ids >= rows:
+        raise DataError(
+            f"model.path: the tokenizer of '{path}' has ids up to {ids}, its model only {rows} "
+            "embeddings; they are not of one model"
+        )
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit and context > limit:
+        raise ConfigError(
+            f"rollout.context={context}: the model of '{path}' reads at most {limit} tokens "
+            "(max_position_embeddings)"
+        )
+
+
+def save_policy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write what ``from_pretrained`` loads, in place of what is there: all or nothing.
+
+    CheckpointError if it cannot be written.
+    """
+    part = folder.with_name(folder.name + ".part")
+    try:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        if folder.exists():
+            shutil.rmtree(folder)
+        part.rename(folder)
+    except Exception as error:  # transformers, tokenizers and safetensors raise their own
+        shutil.rmtree(part, ignore_errors=True)
+        raise CheckpointError(f"cannot write {folder}: {_first_line(error)}; make room") from error
+
+
+def _check_source(path: str, source: str) -> bool:
+    """DataError where ``from_pretrained`` would look long or say little; True if it may look
+    here only.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file() and path != "tiny":
+            raise DataError(f"model.path: {path} is not the folder of a model: no config.json")
+        return True
+    if folder.exists():
+        raise DataError(f"model.path: {path} is a file; give the folder that it is in")
+    if not _HUB_NAME.fullmatch(path):
+        raise DataError(f"model.path: there is no folder {path}")
+    return not _hub_answers()
+
+
+@cache
+def _hub_answers() -> bool:
+    """Asked once, with a short timeout: its own client tries for a minute, with many words."""
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # offline by HF_HUB_OFFLINE, no route, no name, a proxy that refuses
+        return False
+    return True
 
 
 def _cannot(path: str, what: str, error: Exception) -> str:
     if path == "tiny":
         return f"the tiny policy is missing from {TINY}; make it with: make tiny-policy"
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"model.path: no {what} could be loaded from '{path}' (a folder or a hub name): {reason}"
+    if not Path(path).is_dir() and not _hub_answers():
+        return (
+            f"model.path: there is no folder '{path}', no such model in the cache of the hub, and "
+            f"{constants.ENDPOINT} does not answer or HF_HUB_OFFLINE is set"
+        )
+    return f"model.path: no {what} could be loaded from '{path}': {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

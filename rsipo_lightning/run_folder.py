@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +26,8 @@ CONFIG = "config.yaml"
 RECORD = "run.json"
 # Processes that Lightning starts for further ranks inherit it: all ranks share one folder.
 SHARED = "RSIPO_RUN_DIR"
+# What a full, failing or read-only disk says.
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 PACKAGES = (
     "rsipo-lightning",
     "torch",
@@ -49,8 +53,9 @@ class RunFolder:
     All paths inside a run are ``folder.path / name``. Only rank 0 writes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, made: Sequence[Path] = ()) -> None:
         self.path = path
+        self._made = made  # for a new run: its folder and the parents that it lacked, upwards
 
     @classmethod
     def create(
@@ -62,12 +67,17 @@ class RunFolder:
         """
         if _further_rank():
             return cls(Path(os.environ[SHARED]))
-        folder = cls(_make(config))
+        made = _make(config)
+        folder = cls(made[0], made)
         os.environ[SHARED] = str(folder.path.resolve())
         # The folder is this run's own: the same config starts another one.
         config = replace(config, run=replace(config.run, dir=None))
-        _write(folder.path / CONFIG, to_yaml(config))
-        write_json(folder.path / RECORD, origin(config, command, data))
+        try:
+            _write(folder.path / CONFIG, to_yaml(config))
+            write_json(folder.path / RECORD, origin(config, command, data))
+        except CheckpointError:
+            folder._discard()
+            raise
         return folder
 
     @classmethod
@@ -114,15 +124,34 @@ class RunFolder:
     def resumable(self) -> Iterator[None]:
         """Errors that end the run inside get a note: where the checkpoint is, and how to go on.
 
-        The command line tells by this note that work had started (exit code 75, not 2).
+        The command line tells by this note that work had started (exit code 75, not 2). A new run
+        that ends before its first checkpoint leaves nothing. A disk that is full or fails is a
+        CheckpointError, whoever was writing.
         """
         try:
-            yield
+            try:
+                yield
+            except OSError as error:
+                if error.errno not in _DISK:
+                    raise
+                raise CheckpointError(
+                    f"cannot write to {self.path}: {error.strerror}; make room"
+                ) from error
         except (RsipoError, KeyboardInterrupt) as error:
             if checkpoints := sorted(self.path.glob("checkpoints/update-*.ckpt")):
                 resume = f"rsipo-fit --resume {shlex.quote(str(self.path))}"
                 error.add_note(f"checkpoint: {checkpoints[-1]}; go on with: {resume}")
+            else:
+                self._discard()
             raise
+
+    def _discard(self) -> None:
+        """Remove a new run that has not begun, and the folders that were made for it."""
+        if self._made:
+            shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):  # another run is in one of them
+                for folder in self._made[1:]:
+                    folder.rmdir()
 
 
 def check_writable(config: RunConfig) -> None:
@@ -188,7 +217,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _make(config: RunConfig) -> Path:
+def _make(config: RunConfig) -> list[Path]:
+    """The new folder, and behind it the parents that had to be made for it."""
     if config.run.dir:
         wanted = [Path(config.run.dir)]
     else:
@@ -196,10 +226,11 @@ def _make(config: RunConfig) -> Path:
         name = f"{datetime.now():%Y%m%d-%H%M%S}-s{config.seed}"
         wanted = [parent / (name + suffix) for suffix in ("", *(f"-{i}" for i in range(2, 1000)))]
     for path in wanted:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()  # fails if another process was faster
-            return path
+            return missing
         except FileExistsError:
             continue
         except OSError as error:
