@@ -95,7 +95,7 @@ class Checkpoints(Checkpoint):
                 self._prune()
         except OSError as error:
             raise CheckpointError(
-                f"cannot write {path}: {error}; older checkpoints are untouched, "
+                f"cannot write {path}: {error.strerror or error}; older checkpoints are untouched, "
                 "make room or give the rights"
             ) from error
         finally:

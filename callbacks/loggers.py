@@ -64,6 +64,9 @@ def _csv(folder: RunFolder, first_update: int) -> Logger:
 
 
 def _wandb(folder: RunFolder, first_update: int) -> Logger:
+    import wandb
+
+    wandb.finish()  # the run of an earlier fit in this process, else this one would go into it
     # The same id after a resume: the run goes on there as well.
     key = f"{folder.path.name} {folder.record()['started']}"
     ident = hashlib.sha256(key.encode()).hexdigest()[:12]

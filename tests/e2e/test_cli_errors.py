@@ -91,6 +91,15 @@ def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
         ([*GOOD, "updates"], "'updates' is not key=value"),
         ([*GOOD, "run.dir=."], ". exists; choose another run.dir"),
         ([*GOOD, "run.root=/proc/none"], "cannot write to /proc: "),
+        ([*GOOD, "run.root=/dev/null"], "cannot write to /dev/null: Not a directory; choose"),
+        ([*GOOD, "run.dir=/dev/null/run"], "choose another place with run.dir=FOLDER"),
+        ([*GOOD, "optim.lr=nan"], "optim.lr=nan: must be above 0"),
+        ([*GOOD, "algo.distill=-1"], "algo.distill=-1.0: must lie between 0 and 1e+09"),
+        ([*GOOD, "algo.kl=1e30"], "algo.kl=1e+30: must lie between 0 and 1e+09"),
+        ([*GOOD, "log.loggers=[tensorbord]"], "did you mean 'tensorboard'?"),
+        ([*GOOD, "log.loggers=[no.such.Logger]"], "log.loggers=no.such.Logger: cannot be imported"),
+        ([*GOOD, "--config", "."], ". cannot be read: "),
+        ([*GOOD, "--config", "/dev/null/x"], "cannot be read: "),
         (["--resume", "nope"], "nope is not the folder of a run: it has no config.yaml"),
         (["--resume", "x", "--algo", "grpo", "--config", "y"], "leave out --algo, --config"),
     ],
@@ -117,6 +126,30 @@ def test_eval(error: Error, argv: list[str], says: str) -> None:
     line = error(*argv, main=eval_main)
     assert line.startswith("rsipo-eval: error: ")
     assert says in line
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"optim:\n\tlr: 1", "found character that cannot start any token in line 2"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff", "mine.yaml cannot be read: "),
+        (b"\x00" * 99, "mine.yaml cannot be read: "),
+        (b"just words", "no key 'just words'; --print-config shows all keys (mine.yaml)"),
+        (b"a: &a [*a]", "mine.yaml"),
+    ],
+)
+def test_a_config_file_that_is_none(error: Error, content: bytes, says: str) -> None:
+    Path("mine.yaml").write_bytes(content)
+    assert says in error(*GOOD, "--config", "mine.yaml")
+
+
+def test_resume_of_a_run_without_a_checkpoint(error: Error) -> None:
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("groups: {algo: grpo, env: search}")
+    Path("run/run.json").write_text("{}")
+    assert "no complete checkpoint in run/checkpoints" in error("--resume", "run")
+    Path("run/config.yaml").write_text("groups: [")
+    assert "run/config.yaml cannot be read" in error("--resume", "run")
 
 
 def test_flags_and_keys_in_any_order_reach_the_run(build: FakeBuild) -> None:

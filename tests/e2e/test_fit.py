@@ -105,8 +105,15 @@ def test_a_run_writes_what_it_promises(done: Path) -> None:
     assert {"text", "category", "type", "gain", "trust", "valid"} <= written[0].keys()
     assert sorted(p.name for p in (done / "checkpoints").iterdir()) == [
         "update-000001.ckpt",
+        "update-000001.skills.json",
         "update-000002.ckpt",
+        "update-000002.skills.json",
     ]
+    best = json.loads((done / "best_skills.json").read_text())["task_specific_skills"]
+    gains = {(row["type"], row["text"]): row["gain"] for row in written if row["gain"]}
+    for kind, rows in best.items():
+        for row in rows:
+            assert row["gain"] == gains[kind, row["principle"]] > 0
 
 
 def test_tensorboard_has_the_promised_names(done: Path) -> None:
@@ -168,7 +175,7 @@ def test_engine_and_trainer_agree(done: Path) -> None:
 def test_resume_is_exact(algo: str, tmp_path: Path) -> None:
     """Four updates, and two, a resume and two more: the same metrics, transcripts and weights."""
     straight = run(algo, tmp_path / "straight", "trainer.updates=4")
-    parts = run(algo, tmp_path / "parts")
+    parts = run(algo, tmp_path / "parts", "log.loggers=[tensorboard,csv]")
     assert fit_main(["--resume", str(parts), "trainer.updates=4"]) == 0
     assert metrics(parts) == metrics(straight)
     assert [r for r in jsonl(parts / "trajectories.jsonl") if r["role"] != "eval"] == [
@@ -182,6 +189,17 @@ def test_resume_is_exact(algo: str, tmp_path: Path) -> None:
     events = EventAccumulator(str(parts))
     events.Reload()
     assert [p.step for p in events.Scalars("loss/total")] == [1, 2, 3, 4]
+    best = [(f / "best_skills.json") for f in (straight, parts)]
+    if algo == "grpo":  # no replays, so no gains
+        assert not any(path.exists() for path in best)
+    else:
+        assert best[0].read_text() == best[1].read_text()
+    steps = {}
+    for start in ("from-000001", "from-000003"):
+        with (parts / "csv" / start / "metrics.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["loss/total"]]
+        steps[start] = [row["step"] for row in rows]
+    assert steps == {"from-000001": ["1", "2"], "from-000003": ["3", "4"]}
 
 
 def close(one: Path, other: Path, tolerance: float) -> None:
@@ -235,6 +253,12 @@ def test_two_ranks_make_the_same_run_as_one(tmp_path: Path) -> None:
         timeout=300,
     )
     close(one, two, 1e-5)
+    best = [json.loads((f / "best_skills.json").read_text()) for f in (one, two)]
+    kept = [
+        {kind: [row["principle"] for row in rows] for kind, rows in b["task_specific_skills"].items()}
+        for b in best
+    ]
+    assert kept[0] == kept[1]
 
 
 def test_a_new_learning_rate_counts_after_a_resume(done: Path, tmp_path: Path) -> None:
@@ -337,7 +361,7 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(
     assert f"rsipo-fit --resume {folder}" in err
     made = len(metrics(folder))
     assert 1 <= made < 50
-    kept = sorted(p.name for p in (folder / "checkpoints").iterdir())[-1]
+    kept = sorted(p.name for p in (folder / "checkpoints").glob("*.ckpt"))[-1]
     assert kept in (f"update-{made:06d}.ckpt", f"update-{made - 1:06d}.ckpt")
     assert fit_main(["--resume", str(folder), f"trainer.updates={made + 1}"]) == 0
     assert [row["update"] for row in metrics(folder)] == [str(i + 1) for i in range(made + 1)]
