@@ -1,4 +1,4 @@
-"""``BestSkills``: the skills that gained most, by task type, as a skill bank beside each checkpoint.
+"""``BestSkills``: the skills of each task type that gained most, as a skill bank, and their file.
 
 A later run can load the file as its bank (``general_skills``, ``task_specific_skills`` and
 ``common_mistakes`` of methods.md section 2); the further fields of a skill say what was measured.

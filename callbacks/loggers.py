@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants
-from huggingface_hub.utils import get_session
+from huggingface_hub import constants, get_session
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -127,7 +126,7 @@ def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
     verbosity = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # its report would stand above our line
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=getattr(torch, dtype),
             local_files_only=offline,
@@ -138,6 +137,8 @@ def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
         raise DataError(_cannot(path, "model", error)) from error
     finally:
         hf_logging.set_verbosity(verbosity)
+    model: PreTrainedModel = loaded[0]
+    info: dict[str, Any] = loaded[1]
     if bad := sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}):
         raise DataError(
             f"model.path: {len(bad)} tensors that config.json of '{path}' asks for are not in its "
@@ -153,7 +154,8 @@ def check_fit(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str, context: int
 ) -> None:
     """Model, tokenizer and ``rollout.context`` belong together. DataError, ConfigError."""
-    rows = model.get_input_embeddings().num_embeddings
+    embeddings: Any = model.get_input_embeddings()
+    rows = embeddings.num_embeddings
     ids = max(tokenizer.get_vocab().values())
     if ids >= rows:
         raise DataError(
@@ -168,9 +170,7 @@ def check_fit(
         )
 
 
-def save_policy(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> None:
+def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write what ``from_pretrained`` loads, in place of what is there: all or nothing.
 
     CheckpointError if it cannot be written.

@@ -38,9 +38,7 @@ def keys() -> list[tuple[str, str, str, Any]]:
 
 
 @pytest.mark.parametrize(("algo", "env", "key", "value"), keys())
-def test_a_number_that_makes_no_sense_is_refused(
-    algo: str, env: str, key: str, value: Any
-) -> None:
+def test_a_number_that_makes_no_sense_is_refused(algo: str, env: str, key: str, value: Any) -> None:
     def use() -> None:
         config = compose(algo=algo, env=env, overrides=[f"{key}={value}"])
         if key.startswith("env."):  # checked where the data is opened

@@ -86,8 +86,14 @@ CASES = {
     "no weights": (lacks("model.safetensors"), "no model could be loaded from 'model': Error no f"),
     "half the weights": (holds("model.safetensors", HALF), "no model could be loaded from 'model'"),
     "empty weights": (holds("model.safetensors", b""), "no model could be loaded from 'model'"),
-    "weights of a smaller model": (config(num_hidden_layers=4, layer_types=None), "12 tensors that"),
-    "weights of another shape": (config(intermediate_size=512), "or have another shape, e.g. model"),
+    "weights of a smaller model": (
+        config(num_hidden_layers=4, layer_types=None),
+        "12 tensors that",
+    ),
+    "weights of another shape": (
+        config(intermediate_size=512),
+        "or have another shape, e.g. model",
+    ),
     "weights that are NaN": (other(broken), "are no numbers; broken weights"),
     "vocabulary of another model": (
         other(lambda: resized(2000)),

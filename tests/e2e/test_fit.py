@@ -253,12 +253,11 @@ def test_two_ranks_make_the_same_run_as_one(tmp_path: Path) -> None:
         timeout=300,
     )
     close(one, two, 1e-5)
-    best = [json.loads((f / "best_skills.json").read_text()) for f in (one, two)]
-    kept = [
-        {kind: [row["principle"] for row in rows] for kind, rows in b["task_specific_skills"].items()}
-        for b in best
-    ]
-    assert kept[0] == kept[1]
+    kept = []
+    for folder in (one, two):
+        best = json.loads((folder / "best_skills.json").read_text())["task_specific_skills"]
+        kept.append([(kind, row["principle"]) for kind, rows in best.items() for row in rows])
+    assert kept[0] == kept[1] != []
 
 
 def test_a_new_learning_rate_counts_after_a_resume(done: Path, tmp_path: Path) -> None:

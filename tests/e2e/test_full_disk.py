@@ -110,9 +110,7 @@ def test_a_file_that_grows(
     assert [path.name for path in saved(folder / "checkpoints")][-1] == "update-000000.ckpt"
 
 
-def test_the_policy_at_the_end(
-    tmp_path: Path, stops: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_policy_at_the_end(tmp_path: Path, stops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No half a model is left, and a resume writes it."""
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
