@@ -141,7 +141,7 @@ class RunFolder:
             if checkpoints := sorted(self.path.glob("checkpoints/update-*.ckpt")):
                 resume = f"rsipo-fit --resume {shlex.quote(str(self.path))}"
                 error.add_note(f"checkpoint: {checkpoints[-1]}; go on with: {resume}")
-            else:
+            elif not (self.path / "metrics.csv").exists():
                 self._discard()
             raise
 
@@ -258,6 +258,8 @@ def _write(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
 
 

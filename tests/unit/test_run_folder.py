@@ -1,6 +1,7 @@
 """The run folder: what it holds, and that it is never somebody else's."""
 
 import csv
+import errno
 import json
 import os
 import shlex
@@ -131,6 +132,28 @@ class TestResumable:
         with pytest.raises(EngineError) as caught, RunFolder(tmp_path).resumable():
             raise EngineError("dead")
         assert not hasattr(caught.value, "__notes__")
+
+    def test_a_new_run_that_has_not_begun_leaves_nothing(self, tmp_path: Path) -> None:
+        """But what others made stays, and so does a run whose checkpoints somebody removed."""
+
+        def fails(folder: RunFolder, error: Exception) -> None:
+            with folder.resumable():
+                raise error
+
+        root = tmp_path / "a" / "b"
+        with pytest.raises(EngineError):
+            fails(RunFolder.create(config(root), COMMAND), EngineError("dead"))
+        assert list(tmp_path.iterdir()) == []
+        kept = RunFolder.create(config(root), COMMAND)
+        (kept.path / "metrics.csv").touch()
+        for folder in (RunFolder.create(config(root), COMMAND), kept):
+            with pytest.raises(CheckpointError, match=r"cannot write to .*: No space left on dev"):
+                fails(folder, OSError(errno.ENOSPC, "No space left on device"))
+        assert list((root / "search" / "rsipo").iterdir()) == [kept.path]
+
+    def test_other_errors_of_the_system_keep_their_traceback(self, tmp_path: Path) -> None:
+        with pytest.raises(ConnectionError), RunFolder(tmp_path).resumable():
+            raise ConnectionError("not a disk")
 
 
 class TestCheckWritable:
