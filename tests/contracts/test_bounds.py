@@ -11,8 +11,7 @@ from rsipo_lightning.composing import compose
 from rsipo_lightning.errors import ConfigError
 
 HUGE = 10**30
-# Taken on purpose: any number names a world, and larger than all there is means all of it.
-TAKEN = {("env.world", -1), ("env.world", HUGE), ("env.topk", HUGE), ("env.passage_tokens", HUGE)}
+TAKEN = {("env.world", -1), ("env.world", HUGE)}  # on purpose: any number names a world
 
 
 def numbers(config: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

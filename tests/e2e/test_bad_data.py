@@ -12,6 +12,7 @@ import pytest
 from rsipo_lightning.cli import fit_main
 
 GOOD = b'{"id": "1", "question": "Who leads Oz?", "answers": ["Ada"]}\n'
+OTHER = b'{"id": "2", "question": "Whom does Ada lead?", "answers": ["Oz"]}\n'
 PAGE = b'{"id": "p", "title": "Oz", "text": "Oz is led by Ada."}\n'
 WORDS = ["--algo", "grpo", "--env", "search", "env.questions=q.jsonl", "env.eval_questions=e.jsonl"]
 SMALL = ["trainer.updates=2", "rollout.tasks=1", "rollout.group=4", "eval.every=0"]
@@ -25,7 +26,7 @@ def _files(
     """Good files in the working directory; a test spoils one. Indexes are kept elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RSIPO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    for name, content in (("q", GOOD), ("e", GOOD), ("c", PAGE)):
+    for name, content in (("q", GOOD), ("e", OTHER), ("c", PAGE)):
         Path(f"{name}.jsonl").write_bytes(content)
 
 
@@ -67,7 +68,7 @@ QUESTIONS = [
     (GOOD + b'{"question": "Who?", "answers": [null]}\n', "q.jsonl:2: field 'answers'"),
     (b'{"question": "Who?", "answers": ["the", "--"]}\n', "q.jsonl: holds no questions that can"),
     (b'{"question": "Who?", "answers": [""]}\n', "q.jsonl: holds no questions that can be answ"),
-    (GOOD + GOOD, "q.jsonl:2: id '1' is also on line 1"),
+    (GOOD + GOOD, "q.jsonl:2: id '1' is also at q.jsonl:1"),
 ]
 CORPORA = [
     (b"", "c.jsonl: holds no passages"),
@@ -98,7 +99,7 @@ def test_a_corpus(content: bytes, expected: str, says: Callable[..., str]) -> No
     [
         (["env.corpus=nope.jsonl"], "nope.jsonl: cannot be read (No such file or directory)"),
         (["env.corpus=."], ".: cannot be read (Is a directory)"),
-        (["env.corpus=c.jsonl", "env.questions=."], ".: cannot be read (Is a directory)"),
+        (["env.corpus=c.jsonl", "env.questions=/dev/fd"], "/dev/fd: holds no *.jsonl"),
         (["env.corpus=c.jsonl", "env.questions=nope"], "nope: cannot be read (No such file"),
         ([], "env.questions is given without env.corpus"),
         (["env.corpus=c.jsonl", "rollout.tasks=2"], "rollout.tasks=2: there are only 1 training"),
