@@ -92,7 +92,7 @@ def _fit(argv: list[str]) -> int:
     args = parser.read(argv)
     if args.list:
         return _list(FIT.groups)
-    flags = {group: getattr(args, group) for group in FIT.groups}
+    flags = {group: getattr(args, group) for group in FLAGS if group in FIT.groups}
     source = args.config
     if args.resume:
         if given := [f"--{name}" for name, value in flags.items() if value] + (

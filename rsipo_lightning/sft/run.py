@@ -72,7 +72,6 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
             result = _learn_lessons(config, made, lessons, folder.path, shown)
         else:
             result = _learn_skills(config, made, labeller, folder.path, shown)
-        made.save(folder.path / "policy")
         made.player.engine.close()
         made.suite.close()
         wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
@@ -137,6 +136,7 @@ def _learn_skills(
         _say(console, _counts(summary))
     before = look()
     train(training, made, batches, folder, console, done.held, batches.length)
+    made.save(folder / "policy")
     return {**summary, "updates": training.trainer.updates, "before": before, "after": look()}
 
 
@@ -211,6 +211,7 @@ def _learn_lessons(
 ) -> dict[str, Any]:
     training = config.training(config.sft.lessons)
     train(training, made, lessons, folder, console)
+    made.save(folder / "policy")
     report_of = report.figures(training, made, config.sft.report) if config.sft.report else None
     return {"updates": config.sft.lessons, "report": report_of}
 
