@@ -43,8 +43,10 @@ types: install
 test-fast: install
 	$(BIN)/python -m pytest -q -m 'not slow' $(ARGS)
 
+# Into the package, once the run has ended well.
 tiny-policy: install
-	$(BIN)/python -m rsipo_lightning.sft $(ARGS)
+	run=$$(mktemp -d)/run && $(BIN)/rsipo-sft --env search --sft tiny run.dir=$$run $(ARGS) \
+	  && cp $$run/policy/* rsipo_lightning/models/tiny/
 
 board: install
 	@echo 'success, gain and trust in tabs: http://localhost:6006/#custom_scalars'

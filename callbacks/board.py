@@ -37,7 +37,7 @@ LAYOUT: Final[dict[str, dict[str, list[Any]]]] = {
         "valid skills": ["Multiline", [keys.SKILL_VALID]],
     },
     "Losses": {
-        "losses": ["Multiline", [r"loss/.*"]],
+        "losses": ["Multiline", [r"loss/.*", keys.VAL_LOSS]],
         "distance to the reference": ["Multiline", [r"policy/kl_mean"]],
         "gradient norm": ["Multiline", [r"optim/grad_norm"]],
         "learning rate": ["Multiline", [r"optim/lr"]],

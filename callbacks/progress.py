@@ -26,6 +26,8 @@ SHOWN: Final = {
     keys.GAIN: "gain {:+.3f}",
     keys.TRUST: "trust {:.2f}",
     keys.VAL_SUCCESS: "val {:.2f}",
+    keys.IMITATE: "loss {:.3f}",
+    keys.VAL_LOSS: "val loss {:.3f}",
 }
 
 

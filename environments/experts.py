@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from rsipo_lightning.environments import world
 from rsipo_lightning.environments.wording import wording
 from rsipo_lightning.environments.world import TYPES, entities, years
-from rsipo_lightning.types import Task
+from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.types import Task, Trajectory
 
 _THOUGHTS = ("I need a page first.", "The pages show the answer.")  # before a search, an answer
 KINDS = ("procedural", "recovery", "format", "misleading")
@@ -156,6 +157,26 @@ def demonstrate(task: Task, rng: random.Random, plan: str, think: bool = False) 
     if plan not in PLANS:
         raise KeyError(f"no plan '{plan}' (have: {', '.join(PLANS)})")
     return Expert(task, rng, plan, think)
+
+
+def expert(task: Task, rng: random.Random, think: bool) -> Expert:
+    """Who goes the way to the answer. ConfigError for a task that does not tell it."""
+    _of_world(task, "expert: set sft.actor=policy")
+    return demonstrate(task, rng, "workflow", think)
+
+
+def hindsight(trajectory: Trajectory, rng: random.Random) -> str:
+    """What is worth knowing after an episode: the form, if an invalid action cost the success, else
+    the way to the answer. ConfigError for a task that is not of the world.
+    """
+    _of_world(trajectory.task, "skills: set sft.labels=endpoint or file")
+    missed = not trajectory.success and not all(turn.valid for turn in trajectory.turns)
+    return rng.choice(skills(trajectory.task.type, "format" if missed else "procedural")).text
+
+
+def _of_world(task: Task, missing: str) -> None:
+    if "hops" not in task.payload:
+        raise ConfigError(f"questions of files have no scripted {missing}")
 
 
 @dataclass(frozen=True, slots=True)

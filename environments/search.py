@@ -8,12 +8,14 @@ tables).
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rsipo_lightning.checks import at_least, one_of
+from rsipo_lightning.environments import experts
 from rsipo_lightning.environments.answers import normalise, plain_words
 from rsipo_lightning.environments.http_retriever import PROTOCOLS, HTTPRetriever, check_url
 from rsipo_lightning.environments.questions import ENV, FileQuestions, WorldQuestions
@@ -24,6 +26,7 @@ from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
 from rsipo_lightning.protocols import (
     Environment,
     EnvironmentConfig,
+    Expert,
     Share,
     StepResult,
     TaskSuite,
@@ -157,6 +160,14 @@ class SearchSuite(TaskSuite):
             if f" {name} " not in question:
                 return f"names '{name}', which was found during the episode"
         return ""
+
+    def expert(self, task: Task, rng: random.Random) -> Expert:
+        """For the built-in world only."""
+        return experts.expert(task, rng, self._wording.think)
+
+    def hindsight(self, trajectory: Trajectory, rng: random.Random) -> str:
+        """For the built-in world only."""
+        return experts.hindsight(trajectory, rng)
 
     def describe(self) -> dict[str, Any]:
         """Source, counts and hashes."""

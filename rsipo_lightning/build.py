@@ -39,7 +39,7 @@ from rsipo_lightning.callbacks.skills import SkillCategory
 from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component, plain
-from rsipo_lightning.config import RunConfig
+from rsipo_lightning.config import RunConfig, SftConfig
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.metrics_csv import MetricsCsv
@@ -50,6 +50,7 @@ from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, origin
 from rsipo_lightning.skills import analysis_template
+from rsipo_lightning.tiny import build_tokenizer, new_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,25 @@ class FitResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything that a run is made of; making it checks all that can be checked before work
-    starts.
-    """
+class Actors:
+    """A policy and where it acts."""
 
     suite: TaskSuite
     codec: Codec
     policy: Policy
     player: Player
+
+    def save(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder."""
+        save_policy(self.policy.model, self.codec.tokenizer, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(Actors):
+    """Everything that a run is made of; making it checks all that can be checked before work
+    starts.
+    """
+
     algorithm: Algorithm[Any]
 
 
@@ -80,11 +91,19 @@ def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
 
     ``splits`` are those that will be played.
     """
-    if config.groups["model"] == "hf" and config.model.path == "tiny":
-        raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
     algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
     algorithm_class.check(config.algo, config.rollout)
-    codec = Codec(load_tokenizer(config.model.path))
+    a = actors(config, splits)
+    algorithm = algorithm_class(config.algo, config.seed, a.codec)
+    return Parts(a.suite, a.codec, a.policy, a.player, algorithm)
+
+
+def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
+    """The part of :func:`parts` that needs no algorithm."""
+    if config.groups["model"] == "hf" and config.model.path == "tiny":
+        raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
+    new = config.model.path == "untrained"
+    codec = Codec(build_tokenizer() if new else load_tokenizer(config.model.path))
     suite: TaskSuite = registry.load("environments", component("env", config.groups["env"]))(
         config.env, config.seed
     )
@@ -93,15 +112,17 @@ def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
-    model = load_model(config.model.path, config.model.dtype)
-    check_fit(model, codec.tokenizer, config.model.path, config.rollout.context)
+    if new:
+        model = new_model(codec.tokenizer, config.seed)
+    else:
+        model = load_model(config.model.path, config.model.dtype)
+        check_fit(model, codec.tokenizer, config.model.path, config.rollout.context)
     policy = Policy(model)
     engine_class = registry.load("engines", component("engine", config.groups["engine"]))
-    player = Player(suite, engine_class(policy, codec.tokenizer), codec)
-    return Parts(suite, codec, policy, player, algorithm_class(config.algo, config.seed, codec))
+    return Actors(suite, codec, policy, Player(suite, engine_class(policy, codec.tokenizer), codec))
 
 
-def _check_training(config: RunConfig, made: Parts) -> None:
+def check_training(config: RunConfig, made: Actors) -> None:
     """What only a training run needs. ConfigError, before anything is written."""
     t, r = config.trainer, config.rollout
     if config.model.dtype != "float32":
@@ -110,7 +131,7 @@ def _check_training(config: RunConfig, made: Parts) -> None:
             "train in float32 (rsipo-eval takes any)"
         )
     gpus = torch.cuda.device_count()
-    if _accelerator(config) == "cuda" and t.devices > gpus:
+    if accelerator(config) == "cuda" and t.devices > gpus:
         raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
     check_loggers(config.log.loggers)
     if r.analysis_template:
@@ -131,7 +152,7 @@ def _check_training(config: RunConfig, made: Parts) -> None:
         )
 
 
-def _accelerator(config: RunConfig) -> str:
+def accelerator(config: RunConfig) -> str:
     """Lightning's "auto" also takes Apple's GPUs, which lack the float64 that sampling needs."""
     auto = "cuda" if torch.cuda.is_available() else "cpu"
     return {"auto": auto, "gpu": "cuda", "cpu": "cpu"}[config.trainer.accelerator]
@@ -146,10 +167,10 @@ def fit(
     EnvironmentFault, CheckpointError and KeyboardInterrupt with a note on how to go on.
     """
     began = time.perf_counter(), time.process_time()
-    _quiet()
+    quiet()
     checkpoint = latest(Path(resume)) if resume else None
     made = parts(config, ("train", "val", "test"))
-    _check_training(config, made)
+    check_training(config, made)
     if resume:
         folder = RunFolder.open(resume)
         if checkpoint and updates_of(checkpoint) > config.trainer.updates:
@@ -166,7 +187,7 @@ def fit(
     with folder.resumable():
         result, module, trainer = _train(config, made, folder, checkpoint, console)
         if trainer.is_global_zero:
-            save_policy(made.policy.model, made.codec.tokenizer, folder.path / "policy")
+            made.save(folder.path / "policy")
             wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
             folder.finish(_summary(result, module.version), wall, cpu)
             if result.before or result.after:
@@ -208,7 +229,7 @@ def _train(
         Checkpoints(folder.path, config.checkpoint.every, config.checkpoint.keep, best_skills),
     ]
     trainer = L.Trainer(
-        accelerator=_accelerator(config),
+        accelerator=accelerator(config),
         devices=t.devices,
         strategy=t.strategy,
         max_epochs=t.updates,
@@ -236,7 +257,7 @@ def _train(
     return result, module, trainer
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Libraries keep their tips and bars to themselves; their warnings about our use stay."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
@@ -248,15 +269,18 @@ def _quiet() -> None:
 def _summary(result: FitResult, updates: int) -> dict[str, Any]:
     """What run.json keeps of the result."""
     looks = {"before": result.before, "after": result.after}
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (
-        1024 if sys.platform == "darwin" else 1
-    )
     return {
         "updates": updates,
-        "peak_rss_mib": round(kib / 1024),
+        "peak_rss_mib": peak_rss_mib(),
         "interrupted": result.interrupted,
         **{name: look.to_json() for name, look in looks.items() if look},
     }
+
+
+def peak_rss_mib() -> int:
+    """The most memory that this process has held."""
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(kib / (1 << 20 if sys.platform == "darwin" else 1024))
 
 
 def _reference(made: Parts) -> Policy | None:
@@ -284,7 +308,7 @@ def evaluate(
     split "all". ``published`` is shown beside the result, ``out`` gets it all as files.
     """
     began = time.perf_counter(), time.process_time()
-    _quiet()
+    quiet()
     path = Path(path)
     if (path / CONFIG).is_file() and not (path / "policy").is_dir():
         raise DataError(f"{path} is not finished, it has no policy/ yet: rsipo-fit --resume {path}")
@@ -298,7 +322,7 @@ def evaluate(
         tasks = choose(made.suite, split, episodes or limit)
     if published:
         published.check({task.type for task in tasks})
-    made.policy.to(_accelerator(config))
+    made.policy.to(accelerator(config))
     module = PolicyModule(made.policy, made.algorithm, config, made.player)
     record = origin(config, command, made.suite.describe())
     console = Console()

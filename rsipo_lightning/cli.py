@@ -1,7 +1,7 @@
-"""``rsipo-fit`` and ``rsipo-eval``: flags in, exit code out.
+"""``rsipo-fit``, ``rsipo-sft`` and ``rsipo-eval``: flags in, exit code out.
 
-Exit codes: 0 done; 2 cannot start, one line says why and nothing was written; 75 stopped with a
-checkpoint; 130 Ctrl-C. Any other exception keeps its traceback.
+Exit codes: 0 done; 2 cannot start, one line says why and nothing was written; 75 stopped, and the
+line says how to go on; 130 Ctrl-C. Any other exception keeps its traceback.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ CANNOT_START, STOPPED, INTERRUPTED = 2, 75, 130
 def fit_main(argv: Sequence[str] | None = None) -> int:
     """Train: ``rsipo-fit --algo A --env E [key=value ...]``. Returns the exit code."""
     return guard("rsipo-fit", _fit, sys.argv[1:] if argv is None else list(argv))
+
+
+def sft_main(argv: Sequence[str] | None = None) -> int:
+    """Stage 1: ``rsipo-sft --env E [--sft RECIPE] [key=value ...]``. Returns the exit code."""
+    return guard("rsipo-sft", _sft, sys.argv[1:] if argv is None else list(argv))
 
 
 def eval_main(argv: Sequence[str] | None = None) -> int:
@@ -47,39 +52,47 @@ class Parser(argparse.ArgumentParser):
         return flags
 
 
-def _fit(argv: list[str]) -> int:
+FLAGS = {  # group: (metavar, help)
+    "algo": ("A", "algorithm: rsipo, grpo, ... (see --list)"),
+    "sft": ("R", "recipe: scripted (default), seed, tiny (see --list)"),
+    "env": ("E", "environment: search, ..."),
+    "model": ("M", "preset of the policy (default: tiny; hf if model.path is given)"),
+    "trainer": ("T", "preset of devices and strategy (default: auto)"),
+    "engine": ("X", "what generates (default: hf)"),
+}
+
+
+def _parser(program: str, groups: Sequence[str], description: str, example: str) -> Parser:
+    """Flags of a command that composes a config."""
     parser = Parser(
-        "rsipo-fit",
-        allow_abbrev=False,
-        description="Train a policy. A run writes <run.root>/<env>/<algo>/<time>-s<seed>/.",
-        epilog="example: rsipo-fit --algo rsipo --env search seed=1 trainer.updates=10",
+        program, allow_abbrev=False, description=description, epilog=f"example: {example}"
     )
     add = parser.add_argument
-    add("--algo", metavar="A", help="algorithm: rsipo, grpo, ... (see --list)")
-    add("--env", metavar="E", help="environment: search, ...")
-    add(
-        "--model",
-        metavar="M",
-        help="preset of the policy (default: tiny; hf if model.path is given)",
-    )
-    add("--trainer", metavar="T", help="preset of devices and strategy (default: auto)")
-    add("--engine", metavar="X", help="what generates (default: hf)")
+    for group in FLAGS:
+        if group in groups:
+            add(f"--{group}", metavar=FLAGS[group][0], help=FLAGS[group][1])
     add("--config", metavar="FILE", help="YAML with any keys, e.g. config.yaml of an earlier run")
-    add("--resume", metavar="RUN", help="go on with the run in this folder")
     add("--print-config", action="store_true", help="show every value and its source, and exit")
     add("--list", action="store_true", help="show what the flags can name, and exit")
     add("overrides", nargs="*", metavar="key=value", help="any key that --print-config shows")
-    args = parser.read(argv)
+    return parser
 
-    if args.list:
-        from rsipo_lightning.listing import listing
 
-        print(listing(), end="")
-        return 0
-    from rsipo_lightning.composing import compose_with_origins, to_yaml
+def _fit(argv: list[str]) -> int:
+    from rsipo_lightning.composing import FIT, compose_kind, saved_groups, to_yaml
     from rsipo_lightning.run_folder import RunFolder, check_writable
 
-    flags = {group: getattr(args, group) for group in ("algo", "env", "model", "trainer", "engine")}
+    parser = _parser(
+        "rsipo-fit",
+        FIT.groups,
+        "Train a policy. A run writes <run.root>/<env>/<algo>/<time>-s<seed>/.",
+        "rsipo-fit --algo rsipo --env search seed=1 trainer.updates=10",
+    )
+    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    args = parser.read(argv)
+    if args.list:
+        return _list(FIT.groups)
+    flags = {group: getattr(args, group) for group in FLAGS if group in FIT.groups}
     source = args.config
     if args.resume:
         if given := [f"--{name}" for name, value in flags.items() if value] + (
@@ -87,7 +100,11 @@ def _fit(argv: list[str]) -> int:
         ):
             raise ConfigError(f"--resume takes these from the run: leave out {', '.join(given)}")
         source = RunFolder.open(args.resume).config_file
-    composed = compose_with_origins(flags, source, args.overrides)
+        if "sft" in saved_groups(source):
+            raise ConfigError(
+                f"{args.resume} is of stage 1: rsipo-sft --config {source} starts again"
+            )
+    composed = compose_kind(FIT, flags, source, args.overrides)
     if args.print_config:
         print(to_yaml(composed.config, composed.origins), end="")
         return 0
@@ -96,6 +113,39 @@ def _fit(argv: list[str]) -> int:
     from rsipo_lightning import build
 
     build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
+    return 0
+
+
+def _sft(argv: list[str]) -> int:
+    from rsipo_lightning.composing import SFT, compose_kind, to_yaml
+    from rsipo_lightning.run_folder import check_writable
+
+    parser = _parser(
+        "rsipo-sft",
+        SFT.groups,
+        "Stage 1: play episodes, label them with skills, and fine-tune the policy on these skills. "
+        "A run writes <run.root>/<env>/sft-<recipe>/<time>-s<seed>/.",
+        "rsipo-sft --env search sft.epochs=1 rollout.tasks=20",
+    )
+    args = parser.read(argv)
+    if args.list:
+        return _list(SFT.groups)
+    flags = {group: getattr(args, group) for group in SFT.groups}
+    composed = compose_kind(SFT, flags, args.config, args.overrides)
+    if args.print_config:
+        print(to_yaml(composed.config, composed.origins), end="")
+        return 0
+    check_writable(composed.config)
+    from rsipo_lightning.sft import run
+
+    run.sft(composed.config, command=["rsipo-sft", *argv])
+    return 0
+
+
+def _list(groups: Sequence[str]) -> int:
+    from rsipo_lightning.listing import listing
+
+    print(listing(groups), end="")
     return 0
 
 
@@ -124,24 +174,22 @@ def _eval(argv: list[str]) -> int:
     add("path", metavar="RUN_OR_MODEL_DIR", help="folder of a run, or one with a config.json")
     add("overrides", nargs="*", metavar="key=value", help="any key of rsipo-fit --print-config")
     args = parser.read(argv)
-    from rsipo_lightning.composing import component, compose
+    from rsipo_lightning.composing import component, compose, saved_groups
     from rsipo_lightning.run_folder import CONFIG
 
     path = Path(args.path)
     for flag in ("episodes", "per_type", "samples"):
         if (value := getattr(args, flag)) is not None and value < 1:
             raise ConfigError(f"--{flag.replace('_', '-')} {value}: must be at least 1")
-    if (path / CONFIG).is_file():
-        config = compose(
-            env=args.env, model=args.model, config=path / CONFIG, overrides=args.overrides
-        )
-    elif path.name == "policy" and (path.parent / CONFIG).is_file():
-        run = path.parent / CONFIG
-        config = compose(env=args.env, model=args.model, config=run, overrides=args.overrides)
+    run = (path.parent if path.name == "policy" else path) / CONFIG
+    chosen = {"env": args.env, "model": args.model}
+    if run.is_file():
+        # A run of stage 1, like a bare model, names no algorithm; GRPO shows it the bare task.
+        algo = saved_groups(run).get("algo", "grpo")
+        config = compose(algo=algo, **chosen, config=run, overrides=args.overrides)
     elif (path / "config.json").is_file():
-        # A folder that is no run names no algorithm; GRPO shows the policy the bare task.
-        model = args.model or "hf"
-        config = compose(algo="grpo", env=args.env, model=model, overrides=args.overrides)
+        chosen["model"] = args.model or "hf"
+        config = compose(algo="grpo", **chosen, overrides=args.overrides)
     else:
         raise DataError(f"{path} is neither the folder of a run ({CONFIG}) nor of a model")
     if args.samples > 1 and config.eval.temperature == 0:

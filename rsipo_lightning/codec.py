@@ -56,6 +56,11 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(sorted(stops))
         self.prefix_stable = self._probe(tail)
 
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The token that ends a turn of the policy; none if the tokenizer has no such token."""
+        return tuple([i for i in self._glue if i in self.stop_ids] or self.stop_ids)[:1]
+
     def start(self, user: str, skill: str = "") -> tuple[tuple[int, ...], int]:
         """Ids up to where the policy begins its turn, and the anchor: the index of a skill section.
 

@@ -2,6 +2,8 @@
 
 YAML says only what differs from the dataclasses. A file configs/<group>/<name>.yaml is a patch of
 the whole tree; its key ``use`` names the registered component if that is not the file's stem.
+Every command composes the config of one kind of run (FIT, SFT); sections of a file that only the
+other kind has are left out.
 This module imports no torch by itself: the chosen algorithm may.
 """
 
@@ -14,14 +16,14 @@ from difflib import get_close_matches
 from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rsipo_lightning import registry
-from rsipo_lightning.config import RunConfig
+from rsipo_lightning.config import RunConfig, SftConfig
 from rsipo_lightning.errors import ConfigError, PluginError, did_you_mean
 
 
@@ -39,9 +41,25 @@ GROUPS = {
     "trainer": Group("trainer", "auto"),
     "engine": Group("engine", "hf"),
     "algo": Group("algorithm", None),
+    "sft": Group("recipe", "scripted"),
 }
 # Groups whose members are classes with a Config; the others are YAML alone.
 COMPONENTS = ("env", "engine", "algo")
+
+
+C = TypeVar("C", bound=RunConfig | SftConfig)
+
+
+class Kind(NamedTuple, Generic[C]):
+    """A kind of run."""
+
+    config: type[C]
+    groups: tuple[str, ...]  # the last one is what is run
+    prefix: str = ""  # of what is run, in names of files that hold for a pair
+
+
+FIT = Kind(RunConfig, ("model", "env", "trainer", "engine", "algo"))
+SFT = Kind(SftConfig, ("model", "env", "engine", "sft"), "sft-")
 
 
 @dataclass
@@ -49,10 +67,10 @@ class NoKeys:
     """Config of a component that has none: any key is unknown."""
 
 
-class Composed(NamedTuple):
+class Composed(NamedTuple, Generic[C]):
     """A config and, for each of its keys, where the value came from."""
 
-    config: RunConfig
+    config: C
     origins: dict[str, str]
 
 
@@ -86,19 +104,24 @@ def compose_with_origins(
     flags: Mapping[str, str | None],
     config: str | PathLike[str] | None = None,
     overrides: Sequence[str] = (),
-) -> Composed:
+) -> Composed[RunConfig]:
     """What ``compose`` does, with the place that each value came from."""
+    return compose_kind(FIT, flags, config, overrides)
+
+
+def compose_kind(
+    run: Kind[C],
+    flags: Mapping[str, str | None],
+    config: str | PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+) -> Composed[C]:
+    """What ``compose`` does, for any kind of run."""
     file = _read(Path(config)) if config else {}
-    named = file.pop("groups", None) or {}
-    if not isinstance(named, Mapping) or not all(
-        isinstance(name, str) for name in [*named, *named.values()]
-    ):
-        raise ConfigError(f"groups must hold group: name ({config})")
-    if unknown := [group for group in named if group not in GROUPS]:
-        raise ConfigError(f"no group '{unknown[0]}'{did_you_mean(unknown[0], GROUPS)} ({config})")
+    named = _named(file.pop("groups", None) or {}, str(config))
     groups: dict[str, str] = {}
     origins: dict[str, str] = {}
-    for group, (kind, default) in GROUPS.items():
+    for group in run.groups:
+        kind, default = GROUPS[group]
         name = flags.get(group) or named.get(group) or default or _fallback(group, file, overrides)
         if name is None:
             raise ConfigError(f"choose an {kind}: --{group} NAME{_have(group)}")
@@ -111,23 +134,28 @@ def compose_with_origins(
         if named.get(group, name) != name:
             file.pop(group, None)
 
-    tree: DictConfig = OmegaConf.structured(RunConfig(groups=groups))
-    for group in COMPONENTS:
+    tree: DictConfig = OmegaConf.structured(run.config(groups=groups))
+    for group in [group for group in run.groups if group in COMPONENTS]:
         loaded = registry.load(f"{GROUPS[group].kind}s", component(group, groups[group]))
         try:
             tree[group] = OmegaConf.structured(getattr(loaded, "Config", NoKeys))
         except OmegaConfBaseException as error:
             name = f"{GROUPS[group].kind} '{groups[group]}'"
             raise PluginError(f"Config of {name}: {_one_line(error)}") from error
-    for path in _patches(groups):
+    for path in _patches(run, groups):
         patch = _read(path)
         patch.pop("use", None)
-        _apply(tree, patch, f"configs/{path.relative_to(_configs())}", origins)
+        _apply(tree, _own(run, patch), f"configs/{path.relative_to(_configs())}", origins)
     if config:
-        _apply(tree, file, str(config), origins)
+        _apply(tree, _own(run, file), str(config), origins)
     for item in overrides:
         _apply(tree, _parse(item), "command line", origins)
-    return Composed(_finish(tree, origins), origins)
+    return Composed(_finish(run, tree, origins), origins)
+
+
+def saved_groups(file: Path) -> dict[str, str]:
+    """What was chosen for the run that has written this config file: {group: name}."""
+    return _named(_read(file).get("groups") or {}, str(file))
 
 
 def members(group: str) -> list[str]:
@@ -149,7 +177,7 @@ def yaml_file(group: str, name: str) -> Path:
     return _configs() / group / f"{name}.yaml"
 
 
-def to_yaml(config: RunConfig, origins: Mapping[str, str] | None = None) -> str:
+def to_yaml(config: RunConfig | SftConfig, origins: Mapping[str, str] | None = None) -> str:
     """A text that ``--config`` takes; with ``origins``, each value says where it came from."""
     lines = list(_lines(config, "", origins))
     width = max(len(line) for line, _ in lines)
@@ -173,6 +201,24 @@ def _configs() -> Path:
     return Path(str(importlib.resources.files("rsipo_lightning.configs")))
 
 
+def _named(groups: Any, place: str) -> dict[str, str]:
+    """What the key ``groups`` of a file holds, checked."""
+    if not isinstance(groups, Mapping) or not all(
+        isinstance(name, str) for name in [*groups, *groups.values()]
+    ):
+        raise ConfigError(f"groups must hold group: name ({place})")
+    if unknown := [group for group in groups if group not in GROUPS]:
+        raise ConfigError(f"no group '{unknown[0]}'{did_you_mean(unknown[0], GROUPS)} ({place})")
+    return dict(groups)
+
+
+def _own(run: Kind[C], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the sections that only the other kind of run has."""
+    own = {f.name for f in fields(run.config)}
+    every = own.union(f.name for kind in (FIT.config, SFT.config) for f in fields(kind))
+    return {name: value for name, value in patch.items() if name in own or name not in every}
+
+
 def _fallback(group: str, file: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
     """Without --model: "tiny", unless another model is named, which must not get its settings."""
     if group != "model":
@@ -180,11 +226,11 @@ def _fallback(group: str, file: Mapping[str, Any], overrides: Sequence[str]) -> 
     section = file.get("model")
     paths = [section.get("path")] if isinstance(section, Mapping) else []
     paths += [item.partition("=")[2] for item in overrides if item.startswith("model.path=")]
-    if not paths or paths[-1] in (None, "tiny"):
+    if not paths or paths[-1] in (None, "tiny", "untrained"):
         return "tiny"
     run = Path(paths[-1]).parent / "config.yaml"
     if Path(paths[-1]).name == "policy" and run.is_file():  # of an earlier run: its preset
-        return str((_read(run).get("groups") or {}).get("model", "hf"))
+        return saved_groups(run).get("model", "hf")
     return "hf"
 
 
@@ -192,7 +238,7 @@ def _have(group: str) -> str:
     return f" (have: {', '.join(members(group))})"
 
 
-def _patches(groups: Mapping[str, str]) -> list[Path]:
+def _patches(run: Kind[C], groups: Mapping[str, str]) -> list[Path]:
     """YAML files of the chosen members, each a patch of the whole tree, lowest first.
 
     A preset (``use``) starts from what is said of its component: first the files of the plain
@@ -204,10 +250,11 @@ def _patches(groups: Mapping[str, str]) -> list[Path]:
     paths: list[Path] = []
     for chosen in (plain, {**plain, "env": groups["env"]}, groups):
         paths += [yaml_file(group, name) for group, name in chosen.items()]
-        paths.append(yaml_file("pairs", f"{chosen['algo']}-{chosen['env']}"))
+        what = run.prefix + chosen[run.groups[-1]]
+        paths.append(yaml_file("pairs", f"{what}-{chosen['env']}"))
         if chosen["env"] == groups["env"]:
             pair = f"tuned/{chosen['model']}-{chosen['env']}"
-            paths += [yaml_file(pair, "common"), yaml_file(pair, chosen["algo"])]
+            paths += [yaml_file(pair, f"{run.prefix}common"), yaml_file(pair, what)]
     return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
@@ -240,7 +287,7 @@ def _apply(
 ) -> None:
     """Write each leaf of ``patch`` into ``tree`` and its source into ``origins``."""
     if "groups" in patch:
-        raise ConfigError("groups are chosen by flags: --model --env --trainer --engine --algo")
+        raise ConfigError(f"groups are chosen by flags: {' '.join(f'--{name}' for name in GROUPS)}")
     for key, section, name, value in list(_leaves(tree, patch, "", source)):
         try:
             OmegaConf.update(section, name, value, merge=False)
@@ -283,7 +330,7 @@ def _keys(node: DictConfig, prefix: str) -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _finish(tree: DictConfig, origins: Mapping[str, str]) -> RunConfig:
+def _finish(run: Kind[C], tree: DictConfig, origins: Mapping[str, str]) -> C:
     """Plain dataclasses; their ``__post_init__`` checks the ranges."""
     try:
         config = OmegaConf.to_object(tree)
@@ -293,7 +340,7 @@ def _finish(tree: DictConfig, origins: Mapping[str, str]) -> RunConfig:
     except (ValueError, TypeError) as error:  # of a plugin's own check too
         text = _one_line(error)
         raise ConfigError(f"{text}{_place(text.partition('=')[0], origins)}") from error
-    assert isinstance(config, RunConfig)
+    assert isinstance(config, run.config)
     return config
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rsipo_lightning.checks import above, at_least, one_of, within
+from rsipo_lightning.endpoint import EndpointConfig
 from rsipo_lightning.errors import ConfigError, did_you_mean
 
 LOGGERS = ("tensorboard", "csv", "wandb")
@@ -23,7 +24,8 @@ class RunSection:
 class ModelSection:
     """The policy."""
 
-    # "tiny" (shipped with the package), a folder, or a hub name: any Hugging Face causal LM
+    # "tiny" (shipped with the package), "untrained" (the same with random weights), a folder, or a
+    # hub name: any Hugging Face causal LM
     path: str = "tiny"
     dtype: str = "float32"  # float32 | bfloat16; log-probs are float32 always
 
@@ -32,24 +34,34 @@ class ModelSection:
 
 
 @dataclass
-class TrainerSection:
-    """How long and on what it is trained."""
+class ComputeSection:
+    """On what is trained."""
 
-    updates: int = 30  # optimizer iterations
-    devices: int = 1  # ranks on this node
     accelerator: str = "auto"  # auto | cpu | gpu
-    strategy: str = "auto"  # auto | ddp
-    minibatches: int = 1  # optimizer steps of one update's rollouts
     micro_batches: int = 4  # forwards of one optimizer step and rank; never changes the step
     threads: int = 0  # torch threads; 0 leaves torch's choice
 
     def __post_init__(self) -> None:
-        for name in ("updates", "minibatches", "micro_batches"):
+        at_least("trainer.micro_batches", self.micro_batches, 1)
+        within("trainer.threads", self.threads, 0, 1024)
+        one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
+
+
+@dataclass
+class TrainerSection(ComputeSection):
+    """How long is trained, and on how many devices."""
+
+    updates: int = 30  # optimizer iterations
+    devices: int = 1  # ranks on this node
+    strategy: str = "auto"  # auto | ddp
+    minibatches: int = 1  # optimizer steps of one update's rollouts
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("updates", "minibatches"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
         within("trainer.devices", self.devices, 1, 1024)
-        within("trainer.threads", self.threads, 0, 1024)
         one_of("trainer.strategy", self.strategy, ("auto", "ddp"))  # others are not tested
-        one_of("trainer.accelerator", self.accelerator, ("auto", "cpu", "gpu"))
 
 
 @dataclass
@@ -122,7 +134,14 @@ class CheckpointSection:
 
 
 @dataclass
-class LogSection:
+class DisplaySection:
+    """What a run shows."""
+
+    progress: bool = True
+
+
+@dataclass
+class LogSection(DisplaySection):
     """What a run shows, and keeps to be read."""
 
     groups: int = 2  # groups per update whose transcripts are written in full
@@ -130,7 +149,6 @@ class LogSection:
     # tensorboard | csv | wandb, or import paths of other Lightning loggers; metrics.csv is always
     # written
     loggers: list[str] = field(default_factory=lambda: ["tensorboard"])
-    progress: bool = True
 
     def __post_init__(self) -> None:
         at_least("log.groups", self.groups, 0)
@@ -141,6 +159,46 @@ class LogSection:
                 raise ConfigError(f"log.loggers={name}: no such logger{hint}")
             if self.loggers.count(name) > 1:
                 raise ConfigError(f"log.loggers={name}: stands twice")
+
+
+@dataclass
+class SftSection:
+    """Stage 1: episodes, a hindsight skill for each, and fine-tuning on these skills.
+
+    ``rollout.tasks`` x ``rollout.group`` episodes are played; a row has ``rollout.context`` tokens
+    at most.
+    """
+
+    actor: str = "expert"  # expert: the environment's scripted one | policy
+    labels: str = "scripted"  # scripted: the environment's | endpoint | file: only labels_file
+    labels_file: str | None = None  # labels that exist already, e.g. labels.jsonl of an earlier run
+    actions: float = 0.0  # weight of the expert's action tokens beside 1 for the skills; 0 is off
+    epochs: int = 3
+    batch: int = 8  # rows of one optimizer step
+    val_frac: float = 0.1  # of the tasks: held out, to look at before and after
+    skill_temperature: float = 1.0  # of the skills that are counted before and after
+    lessons: int = 0  # updates on lessons of the built-in world (tiny policy) instead of all this
+    report: int = 100  # after lessons: tasks of each type that are played; 0 is off
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+
+    def __post_init__(self) -> None:
+        one_of("sft.actor", self.actor, ("expert", "policy"))
+        one_of("sft.labels", self.labels, ("scripted", "endpoint", "file"))
+        for name in ("epochs", "batch"):
+            at_least(f"sft.{name}", getattr(self, name), 1)
+        for name in ("actions", "skill_temperature", "lessons", "report"):
+            at_least(f"sft.{name}", getattr(self, name), 0)
+        if not 0 <= self.val_frac < 1:
+            raise ConfigError(f"sft.val_frac={self.val_frac}: must be at least 0 and below 1")
+        self.endpoint.check("sft.endpoint")
+        if self.labels == "file" and not self.labels_file:
+            raise ConfigError("sft.labels=file needs sft.labels_file=FILE")
+        if self.labels == "scripted" and self.labels_file:
+            raise ConfigError("sft.labels_file is given: set sft.labels=file or endpoint to use it")
+        if self.labels != "endpoint" and self.endpoint.url:
+            raise ConfigError("sft.endpoint.url is given: set sft.labels=endpoint to use it")
+        if self.actions and self.actor != "expert":
+            raise ConfigError("sft.actions trains on what an expert did: it needs sft.actor=expert")
 
 
 @dataclass
@@ -164,3 +222,47 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         within("seed", self.seed, 0, 2**32 - 1)  # numpy takes no other
+
+    @property
+    def method(self) -> str:
+        """What the run's folder lies in."""
+        return self.groups["algo"]
+
+
+@dataclass
+class SftConfig:
+    """A run of stage 1, ``rsipo-sft``; ``env`` and ``engine`` as in RunConfig."""
+
+    groups: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+    run: RunSection = field(default_factory=RunSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    trainer: ComputeSection = field(default_factory=ComputeSection)
+    optim: OptimSection = field(default_factory=OptimSection)
+    rollout: RolloutSection = field(default_factory=RolloutSection)
+    log: DisplaySection = field(default_factory=DisplaySection)
+    sft: SftSection = field(default_factory=SftSection)
+    env: Any = None
+    engine: Any = None
+
+    def __post_init__(self) -> None:
+        within("seed", self.seed, 0, 2**32 - 1)
+
+    @property
+    def method(self) -> str:
+        """What the run's folder lies in."""
+        return f"sft-{self.groups['sft']}"
+
+    def training(self, updates: int) -> RunConfig:
+        """What the trainer module reads, for a known number of updates."""
+        return RunConfig(
+            groups=self.groups,
+            seed=self.seed,
+            run=self.run,
+            model=self.model,
+            trainer=TrainerSection(**vars(self.trainer), updates=updates),
+            optim=self.optim,
+            rollout=self.rollout,
+            env=self.env,
+            engine=self.engine,
+        )

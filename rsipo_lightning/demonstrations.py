@@ -11,7 +11,6 @@ copied, not remembered. No row holds a name of the val or test split.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,9 +20,11 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments import experts, world
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
 from rsipo_lightning.environments.wording import wording
+from rsipo_lightning.imitation import Row, episode_rows, given_skill, outcome, sample, skill_row
 from rsipo_lightning.rng import keyed_random
+from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
 from rsipo_lightning.skills import analysis_messages
-from rsipo_lightning.types import Completion, Message, Task, Trajectory, Turn
+from rsipo_lightning.types import Message, Role, Sample, Task, Trajectory
 
 Shares = Mapping[str, float]
 
@@ -87,12 +88,8 @@ class Mixture:
     observation: float = 0.1  # weight of what the environment says; the policy's tokens have 1
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Token ids (L,) and the weight of each in the loss (L,); weight 0 is context."""
-
-    ids: tuple[int, ...]
-    weights: tuple[float, ...]
+# The world's episodes fit; nothing is sampled.
+_HOW = Sampling(seed=0, temperature=1.0, max_new_tokens=1, context=4096, live=1)
 
 
 class Demonstrations:
@@ -186,11 +183,9 @@ class Demonstrations:
         won = trajectory.success
         kind = _draw(rng, self.mixture.write_success if won else self.mixture.write_failure)
         skill = rng.choice(experts.skills(task.type, kind)).text
-        outcome = f"{'success' if won else 'failure'} after {trajectory.steps} turns"
-        text = json.dumps({"episode_summary": outcome, "episode_skill": skill})
-        prompt = self.codec.chat(analysis_messages(trajectory, "compact"))
-        said = (*self.codec.encode(text), self.codec.stop_ids[0])
-        return Row((*prompt, *said), (0.0,) * len(prompt) + (1.0,) * len(said))
+        return skill_row(
+            self.codec, analysis_messages(trajectory, "compact"), outcome(trajectory), skill
+        )
 
     def _task(self, rng: random.Random) -> tuple[SearchSuite, Task]:
         i = rng.randrange(len(self._suites))
@@ -204,37 +199,13 @@ class Demonstrations:
         self, suite: SearchSuite, task: Task, plan: str, rng: random.Random, skill: str = ""
     ) -> tuple[Row, Trajectory]:
         """An expert's episode as the row that the policy would have produced."""
-        expert, episode = experts.demonstrate(task, rng, plan), suite.make()
-        opening = seen = episode.reset(task)
-        ids, anchor = self.codec.start(opening, skill)
-        weights, turns = [0.0] * len(ids), []
-        while True:
-            response = expert.act(seen)
-            said, prompt = self.codec.encode(response), ids
-            ids, weights = (*ids, *said), weights + [1.0] * len(said)
-            result = episode.step(response)
-            completion = Completion(said, (0.0,) * len(said), response, False, 0)
-            turns.append(
-                Turn(
-                    prompt, anchor, completion, result.action, result.observation, 0.0, result.valid
-                )
-            )
-            if result.stop:
-                break
-            seen = result.observation
-            ids = self.codec.extend(ids, seen)
-            weights += [self.mixture.observation] * (len(ids) - len(weights))
-        trajectory = Trajectory(
-            task,
-            0,
-            tuple(turns),
-            result.success,
-            result.reward,
-            result.stop,
-            suite.config.max_steps,
-            opening,
+        player = ExpertPlayer(
+            suite, self.codec, lambda job: experts.demonstrate(job.task, rng, plan)
         )
-        return Row(ids, tuple(weights)), trajectory
+        shown = given_skill(task, skill) if skill else None
+        (trajectory,) = player.play([Job(task, Role.STUDENT, 0, 0, shown)], _HOW)
+        (row,) = episode_rows(trajectory, 1.0, self.mixture.observation)
+        return row, trajectory
 
     def _renamed(self, row: Row, rng: random.Random) -> Row:
         """Exchange the words of names by a permutation that makes no name of val or test."""
@@ -252,3 +223,28 @@ class Demonstrations:
 
 def _draw(rng: random.Random, shares: Shares) -> str:
     return rng.choices(list(shares), list(shares.values()))[0]
+
+
+class Lessons:
+    """Batches of mixed rows, of similar length within each."""
+
+    ROWS = 16  # of a batch: with 32 it learned less from as many tokens
+    POOL = 32  # batches that are made together, so that rows of similar length meet
+
+    def __init__(self, demonstrations: Demonstrations) -> None:
+        self.demonstrations = demonstrations
+        self._pool: tuple[int, list[list[Row]]] = -1, []
+
+    def batch(self, update: int) -> list[Sample]:
+        """A function of the update alone; a pool is made when one of its batches is asked for."""
+        number, offset = divmod(update, self.POOL)
+        if self._pool[0] != number:
+            self._pool = number, self._make(number)
+        return [sample(row) for row in self._pool[1][offset]]
+
+    def _make(self, number: int) -> list[list[Row]]:
+        rows = [self.demonstrations.row("mixed", number, i) for i in range(self.ROWS * self.POOL)]
+        rows.sort(key=lambda row: len(row.ids))
+        batches = [rows[i : i + self.ROWS] for i in range(0, len(rows), self.ROWS)]
+        keyed_random("pool", self.demonstrations.seed, number).shuffle(batches)
+        return batches

@@ -34,6 +34,8 @@ SKILL_CHARS: Final = "skill/chars_mean"
 TRUST: Final = "trust/omega_mean"
 LR: Final = "optim/lr"
 VERSION: Final = "progress/policy_version"
+IMITATE: Final = "loss/imitate"  # of stage 1
+VAL_LOSS: Final = "val/loss"  # of stage 1: the skills of held-out tasks
 VAL_SUCCESS: Final = "val/success_frac"
 TEST_SUCCESS: Final = "test/success_frac"
 

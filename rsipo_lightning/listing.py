@@ -1,18 +1,18 @@
-"""What ``rsipo-fit --list`` shows: names with one line each, importing none of them."""
+"""What ``--list`` shows: names with one line each, importing none of them."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rsipo_lightning import registry
 from rsipo_lightning.composing import COMPONENTS, GROUPS, component, members, yaml_file
 
 
-def listing() -> str:
-    """All groups; per name the first comment of its YAML, else of its class's docstring."""
-    return "\n".join("".join(f"{line}\n" for line in _group(group)) for group in reversed(GROUPS))
+def listing(groups: Sequence[str]) -> str:
+    """These groups; per name the first comment of its YAML, else of its class's docstring."""
+    return "\n".join("".join(f"{line}\n" for line in _group(group)) for group in reversed(groups))
 
 
 def _group(group: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from rsipo_lightning.checks import at_least
-from rsipo_lightning.errors import EnvironmentFault
+from rsipo_lightning.errors import ConfigError, EnvironmentFault
 from rsipo_lightning.types import Completion, Prompt, Stop, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Free what the episode holds. May be called twice."""
+
+
+class Expert(Protocol):
+    """Who acts in one episode in the place of a policy."""
+
+    def act(self, observation: str) -> str:
+        """The next response; ``observation`` is the newest user message."""
 
 
 @dataclass
@@ -119,6 +127,16 @@ class TaskSuite(ABC):
         "".
         """
         return ""
+
+    def expert(self, task: Task, rng: random.Random) -> Expert:
+        """A scripted expert for one episode, for stage 1. ConfigError if there is none."""
+        raise ConfigError(f"{self.name} has no scripted expert: set sft.actor=policy")
+
+    def hindsight(self, trajectory: Trajectory, rng: random.Random) -> str:
+        """A scripted skill for a finished episode, for stage 1; it may have no turn. ConfigError if
+        there is none.
+        """
+        raise ConfigError(f"{self.name} has no scripted skills: set sft.labels=endpoint or file")
 
     def describe(self) -> dict[str, Any]:
         """What a run records of its data: paths, counts, hashes."""

@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import EnvironmentFault
-from rsipo_lightning.protocols import Engine, Environment, TaskSuite
+from rsipo_lightning.protocols import Engine, Environment, Expert, TaskSuite
 from rsipo_lightning.rng import keyed_seed
-from rsipo_lightning.types import Prompt, Role, Skill, Stop, Task, Trajectory, Turn
+from rsipo_lightning.types import (
+    Completion,
+    Prompt,
+    Role,
+    Skill,
+    Stop,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class _Episode:
     ids: tuple[int, ...] = ()  # the next prompt
     anchor: int = 0
     opening: str = ""
+    message: str = ""  # the newest user message
     turns: list[Turn] = field(default_factory=list)
     success: bool = False
     stop: Stop | None = None
@@ -117,10 +127,11 @@ class Player:
     def _start(self, episode: _Episode, message: str) -> None:
         """A conversation that begins with this message; a skill is in each of them."""
         skill = episode.job.skill.text if episode.job.skill else ""
+        episode.message = message
         episode.ids, episode.anchor = self.codec.start(message, skill)
 
     def _turn(self, live: list[_Episode], sampling: Sampling) -> None:
-        completions = self.engine.generate([self._prompt(e, sampling) for e in live])
+        completions = self._act(live, sampling)
         results = self.suite.step_many([e.environment for e in live], [c.text for c in completions])
         for episode, completion, result in zip(live, completions, results, strict=True):
             if isinstance(result, Exception):
@@ -144,9 +155,13 @@ class Player:
                     self._start(episode, result.prompt)
                 else:
                     said = episode.ids + completion.ids
+                    episode.message = result.observation
                     episode.ids = self.codec.extend(said, result.observation)
                 if len(episode.ids) + sampling.max_new_tokens > sampling.context:
                     episode.stop = Stop.CONTEXT
+
+    def _act(self, live: list[_Episode], sampling: Sampling) -> list[Completion]:
+        return self.engine.generate([self._prompt(e, sampling) for e in live])
 
     def _prompt(self, episode: _Episode, sampling: Sampling) -> Prompt:
         job, turn = episode.job, len(episode.turns)
@@ -177,3 +192,30 @@ class Player:
             error=episode.error,
             measures=episode.measures,
         )
+
+
+class ExpertPlayer(Player):
+    """Plays with scripted experts in the place of the engine; ``hire(job)`` gives the one who acts.
+
+    What they say is encoded as a policy would have said it: with the end of its turn, unless the
+    environment's stop strings end a response. Log-probs are 0.
+    """
+
+    def __init__(self, suite: TaskSuite, codec: Codec, hire: Callable[[Job], Expert]) -> None:
+        self.suite, self.codec, self._hire = suite, codec, hire
+        self._experts: dict[int, Expert] = {}
+
+    def _play(
+        self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int], None]
+    ) -> list[Trajectory]:
+        self._experts = {id(job): self._hire(job) for job in jobs}
+        return super()._play(jobs, sampling, progress)
+
+    def _act(self, live: list[_Episode], sampling: Sampling) -> list[Completion]:
+        said = [self._experts[id(episode.job)].act(episode.message) for episode in live]
+        end = () if self.suite.stop else self.codec.end_ids
+        rows = [(*self.codec.encode(text), *end) for text in said]
+        return [
+            Completion(ids, (0.0,) * len(ids), text, False, 0)
+            for ids, text in zip(rows, said, strict=True)
+        ]

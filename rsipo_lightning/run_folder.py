@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rsipo_lightning.composing import plain, to_yaml
-from rsipo_lightning.config import RunConfig
+from rsipo_lightning.config import RunConfig, SftConfig
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError, RsipoError
 
 CONFIG = "config.yaml"
@@ -48,7 +48,7 @@ PACKAGES = (
 
 
 class RunFolder:
-    """``<run.root>/<env>/<algo>/<time>-s<seed>/`` with config.yaml and run.json.
+    """``<run.root>/<env>/<config.method>/<time>-s<seed>/`` with config.yaml and run.json.
 
     All paths inside a run are ``folder.path / name``. Only rank 0 writes.
     """
@@ -59,7 +59,10 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, config: RunConfig, command: Sequence[str], data: Mapping[str, Any] | None = None
+        cls,
+        config: RunConfig | SftConfig,
+        command: Sequence[str],
+        data: Mapping[str, Any] | None = None,
     ) -> RunFolder:
         """Make the folder of a new run. ConfigError if it exists already or cannot be made.
 
@@ -154,13 +157,13 @@ class RunFolder:
                     folder.rmdir()
 
 
-def check_writable(config: RunConfig) -> None:
+def check_writable(config: RunConfig | SftConfig) -> None:
     """ConfigError if the run's folder exists or could not be made; leaves nothing behind."""
     if _further_rank():
         return
     target = Path(config.run.dir or config.run.root)
     if config.run.dir and os.path.lexists(target):
-        raise ConfigError(_taken(target))
+        raise ConfigError(_taken(target, config))
     parent = target
     while not os.path.lexists(parent):
         parent = parent.parent
@@ -174,7 +177,7 @@ def check_writable(config: RunConfig) -> None:
 
 
 def origin(
-    config: RunConfig, command: Sequence[str], data: Mapping[str, Any] | None = None
+    config: RunConfig | SftConfig, command: Sequence[str], data: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """What a result came from: command, seed, data, git commit, versions. Plain containers."""
     return {
@@ -217,12 +220,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _make(config: RunConfig) -> list[Path]:
+def _make(config: RunConfig | SftConfig) -> list[Path]:
     """The new folder, and behind it the parents that had to be made for it."""
     if config.run.dir:
         wanted = [Path(config.run.dir)]
     else:
-        parent = Path(config.run.root) / config.groups["env"] / config.groups["algo"]
+        parent = Path(config.run.root) / config.groups["env"] / config.method
         name = f"{datetime.now():%Y%m%d-%H%M%S}-s{config.seed}"
         wanted = [parent / (name + suffix) for suffix in ("", *(f"-{i}" for i in range(2, 1000)))]
     for path in wanted:
@@ -235,11 +238,12 @@ def _make(config: RunConfig) -> list[Path]:
             continue
         except OSError as error:
             raise ConfigError(f"cannot make {path}: {error.strerror}") from error
-    raise ConfigError(_taken(wanted[0]))
+    raise ConfigError(_taken(wanted[0], config))
 
 
-def _taken(path: Path) -> str:
-    return f"{path} exists; choose another run.dir, or go on with it: rsipo-fit --resume {path}"
+def _taken(path: Path, config: RunConfig | SftConfig) -> str:
+    go_on = f", or go on with it: rsipo-fit --resume {path}"
+    return f"{path} exists; choose another run.dir{go_on if isinstance(config, RunConfig) else ''}"
 
 
 def _further_rank() -> bool:

@@ -82,21 +82,31 @@ def read_skill(text: str) -> tuple[str, str]:
     Takes the first balanced JSON object that has both fields, fenced or bare, nested or surrounded
     by text. Never raises.
     """
+    return read_analysis(text)[1:]
+
+
+def read_analysis(text: str) -> tuple[str, str, str]:
+    """``(summary, skill, why it is invalid)``, see :func:`read_skill`; "" for what is not read."""
     found = next((o for o in _objects(text) if all(field in o for field in _FIELDS)), None)
     if found is None:
-        return "", "no JSON object with " + " and ".join(_FIELDS)
+        return "", "", "no JSON object with " + " and ".join(_FIELDS)
     for field in _FIELDS:
         value = found[field]
         if not isinstance(value, str) or not value.strip():
-            return "", f"{field} is empty or not text"
-    skill: str = found["episode_skill"].strip()
-    if any("\ud800" <= c <= "\udfff" for c in skill):  # half a character: no tokenizer takes it
-        return "", "episode_skill is not valid Unicode"
+            return "", "", f"{field} is empty or not text"
+        if any("\ud800" <= c <= "\udfff" for c in value):  # half a character: no tokenizer takes it
+            return "", "", f"{field} is not valid Unicode"
+    summary, skill = (found[field].strip() for field in _FIELDS)
     if len(skill.split()) < MIN_WORDS:
-        return skill, f"fewer than {MIN_WORDS} words"
+        return summary, skill, f"fewer than {MIN_WORDS} words"
     if len(skill) > MAX_CHARS:
-        return skill, f"more than {MAX_CHARS} characters"
-    return skill, ""
+        return summary, skill, f"more than {MAX_CHARS} characters"
+    return summary, skill, ""
+
+
+def write_analysis(summary: str, skill: str) -> str:
+    """The JSON that :func:`read_analysis` reads, as the policy is taught to write it."""
+    return json.dumps(dict(zip(_FIELDS, (summary, skill), strict=True)), ensure_ascii=False)
 
 
 def category(text: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rsipo_lightning import composing, registry
-from rsipo_lightning.composing import compose_with_origins, plain
+from rsipo_lightning.composing import FIT, SFT, compose_kind, compose_with_origins, plain
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(
@@ -18,10 +18,20 @@ FILES = sorted(
 )
 
 
+def kind_of(file: str) -> Any:
+    return SFT if file.startswith("sft/") or "/sft-" in file else FIT
+
+
 def flags_for(file: str) -> dict[str, str]:
     """A choice of groups that applies the file."""
     flags = {"algo": "rsipo", "env": "search"}
     *folders, name = Path(file).with_suffix("").parts
+    if folders[0] == "sft":
+        return {"sft": name, "env": "search"}
+    if name.startswith("sft-"):
+        model, env = folders[1].split("-", 1)
+        recipe = name.removeprefix("sft-")
+        return {"sft": "seed" if recipe == "common" else recipe, "env": env, "model": model}
     if folders[0] == "pairs":
         algo, env = name.split("-", 1)
         return {"algo": algo, "env": env}
@@ -49,15 +59,16 @@ def at(config: Any, key: str) -> Any:
 def test_a_file_is_applied_and_says_only_what_differs(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origins = compose_with_origins(flags_for(file)).origins
+    kind = kind_of(file)
+    origins = compose_kind(kind, flags_for(file)).origins
     patch = OmegaConf.to_container(OmegaConf.load(CONFIGS / file))
     assert isinstance(patch, dict)
     keys = dict(leaves(patch))
     assert {key for key, origin in origins.items() if origin == f"configs/{file}"} <= set(keys)
     assert set(keys) <= set(origins)
 
-    monkeypatch.setattr(composing, "_patches", lambda groups: [])
-    defaults = plain(compose_with_origins(flags_for(file)).config)
+    monkeypatch.setattr(composing, "_patches", lambda *_: [])
+    defaults = plain(compose_kind(kind, flags_for(file)).config)
     same = [key for key, value in keys.items() if at(defaults, key) == value]
     if not file.startswith("tuned/"):  # which may set a value back that a lower file has changed
         assert same == [], "these are the dataclass's defaults"

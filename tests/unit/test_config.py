@@ -10,7 +10,14 @@ import pytest
 
 from rsipo_lightning import composing, registry
 from rsipo_lightning.checks import at_least
-from rsipo_lightning.composing import component, compose, compose_with_origins, members, to_yaml
+from rsipo_lightning.composing import (
+    component,
+    compose,
+    compose_kind,
+    compose_with_origins,
+    members,
+    to_yaml,
+)
 from rsipo_lightning.config import RolloutSection, RunConfig
 from rsipo_lightning.errors import ConfigError, PluginError, RsipoError
 from rsipo_lightning.protocols import EnvironmentConfig
@@ -221,6 +228,38 @@ class TestSavedConfig:
         assert "no group 'alg'; did you mean 'algo'?" in message(config=file)
         file.write_text("groups: method")
         assert "groups must hold group: name" in message(config=file)
+
+
+class TestKindsOfRun:
+    def test_sections_of_the_other_kind_are_left_out(self, parts: Path, tmp_path: Path) -> None:
+        """One file, and the presets of models, serve both commands."""
+        (parts / "sft").mkdir()
+        (parts / "sft" / "scripted.yaml").write_text("sft: {epochs: 2}")
+        file = tmp_path / "both.yaml"
+        file.write_text(
+            "groups: {algo: method, env: world, sft: scripted}\n"
+            "optim: {lr: 0.5}\neval: {episodes: 9}\nsft: {batch: 4}\nalgo: {replays: 2}"
+        )
+        fit = compose(config=file)
+        assert (fit.optim.lr, fit.eval.episodes, fit.algo.replays) == (0.5, 9, 2)
+        sft = compose_kind(composing.SFT, {}, file).config
+        assert (sft.optim.lr, sft.sft.epochs, sft.sft.batch) == (0.5, 2, 4)
+        assert not hasattr(sft, "eval")
+        assert (sft.method, fit.method) == ("sft-scripted", "method")
+        file.write_text("evall: {episodes: 9}")
+        with pytest.raises(ConfigError, match="no key 'evall'"):
+            compose_kind(composing.SFT, {"env": "world"}, file)
+
+    def test_what_is_tuned_for_one_kind_is_not_for_the_other(self, parts: Path) -> None:
+        (parts / "sft").mkdir()
+        (parts / "sft" / "scripted.yaml").write_text("sft: {epochs: 2}")
+        tuned = parts / "tuned" / "tiny-world"
+        (tuned / "common.yaml").write_text("rollout: {tasks: 3}")
+        (tuned / "sft-common.yaml").write_text("rollout: {group: 3}")
+        (tuned / "sft-scripted.yaml").write_text("optim: {lr: 0.25}")
+        sft = compose_kind(composing.SFT, {"env": "world"}).config
+        assert (sft.rollout.tasks, sft.rollout.group, sft.optim.lr) == (6, 3, 0.25)
+        assert (run().rollout.tasks, run().rollout.group, run().optim.lr) == (3, 8, 6e-4)
 
 
 class TestMistakes:

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 
 import pytest
 
-from rsipo_lightning.environments import http_retriever as module
+from rsipo_lightning import web
 from rsipo_lightning.environments.http_retriever import HTTPRetriever
 from rsipo_lightning.environments.retriever import BM25Retriever, Passage
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
@@ -34,7 +34,7 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(web, "PAUSE_S", 0.01)
 
 
 @pytest.fixture(scope="module")

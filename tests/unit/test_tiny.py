@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.demonstrations import Demonstrations
+from rsipo_lightning.demonstrations import Demonstrations, Lessons
 from rsipo_lightning.environments import world
+from rsipo_lightning.imitation import sample
 from rsipo_lightning.module import lr_factor
 from rsipo_lightning.policy import TINY, Policy
-from rsipo_lightning.sft import POOL, Batches, sample
 from rsipo_lightning.skills import read_skill
 from rsipo_lightning.tiny import JSON, TAGS, YEARS, build_tokenizer, new_model, vocabulary
 
@@ -125,10 +125,14 @@ def test_a_row_is_trained_where_it_has_weight(demonstrations: Demonstrations) ->
 
 
 def test_batches_are_a_function_of_the_update(demonstrations: Demonstrations) -> None:
-    one, other = Batches(demonstrations), Batches(demonstrations)
-    assert one.batch(POOL) == other.batch(POOL)
-    assert one.batch(1) == other.batch(1)  # back to an earlier pool
-    assert one.batch(0) != one.batch(1)
+    one, other = Lessons(demonstrations), Lessons(demonstrations)
+
+    def ids(lessons: Lessons, update: int) -> list[list[int]]:
+        return [row.ids.tolist() for row in lessons.batch(update)]
+
+    assert ids(one, Lessons.POOL) == ids(other, Lessons.POOL)
+    assert ids(one, 1) == ids(other, 1)  # back to an earlier pool
+    assert ids(one, 0) != ids(one, 1)
 
 
 def test_heads_of_the_first_layer_start_by_looking_back(made: PreTrainedTokenizerBase) -> None:

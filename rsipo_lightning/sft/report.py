@@ -1,0 +1,89 @@
+"""What the tiny policy can do after its lessons: without a skill, with scripted and own ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from rich.table import Table
+
+from rsipo_lightning.build import Actors
+from rsipo_lightning.config import RunConfig
+from rsipo_lightning.environments import experts
+from rsipo_lightning.imitation import given_skill
+from rsipo_lightning.rollout import Job, Sampling
+from rsipo_lightning.skills import analysis_messages, read_skill
+from rsipo_lightning.types import Prompt, Role, Task, Trajectory
+
+Figures = dict[str, dict[str, float | None]]  # {skill in the prompt: {what: percent}}
+
+
+def figures(config: RunConfig, made: Actors, per_type: int, split: str = "val") -> Figures:
+    """Success in percent at T = 1 by task type, share of valid actions, share of valid skills.
+
+    A row per kind of skill in the prompt; None where nothing was played.
+    """
+    suite = made.suite
+    how = replace(Sampling.of(config, 1.0), seed=0)  # the same noise, whatever was trained
+    tasks = [
+        task
+        for kind in suite.types
+        for task in [t for t in suite.tasks(split) if t.type == kind][:per_type]
+    ]
+
+    def look(shown: Sequence[tuple[Task, str]]) -> tuple[list[Trajectory], dict[str, float | None]]:
+        jobs = [
+            Job(task, Role.EVAL, 0, 0, given_skill(task, text) if text else None)
+            for task, text in shown
+        ]
+        played = made.player.play(jobs, how)
+        row = {"all": _percent([t.success for t in played])}
+        for kind in suite.types:
+            row[kind] = _percent([t.success for t in played if t.task.type == kind])
+        row["valid actions"] = _percent([turn.valid for t in played for turn in t.turns])
+        return played, row
+
+    played, none = look([(task, "") for task in tasks])
+    rows = {"none": none}
+    for kind in experts.KINDS:
+        rng = random.Random(kind)
+        shown = [(t, rng.choice(experts.skills(t.type, kind)).text) for t in tasks]
+        rows[kind] = look(shown)[1]
+    written = _written(config, made, played)
+    rows["its own"] = look([(task, text) for task, text in written if text])[1]
+    rows["its own"]["valid skills"] = _percent([bool(text) for _, text in written])
+    return rows
+
+
+def _written(
+    config: RunConfig, made: Actors, played: Sequence[Trajectory]
+) -> list[tuple[Task, str]]:
+    """A skill of the policy for each episode, "" if it is not valid."""
+    style, tokens = made.suite.config.prompt, config.rollout.max_skill_tokens
+    prompts = [
+        Prompt(made.codec.chat(analysis_messages(t, style)), tokens, 1.0, i, made.codec.stop_ids)
+        for i, t in enumerate(played)
+    ]
+    skills = []
+    for trajectory, said in zip(played, made.player.engine.generate(prompts), strict=True):
+        text, invalid = read_skill(said.text)
+        good = not (invalid or made.suite.check_skill(trajectory, text))
+        skills.append((trajectory.task, text if good else ""))
+    return skills
+
+
+def table(rows: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """The figures as a table."""
+    done = Table(title="success (%) on val tasks at T = 1")
+    done.add_column("skill shown", no_wrap=True)
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    for name in names:
+        done.add_column(name, justify="right")
+    for title, row in rows.items():
+        done.add_row(title, *("-" if row.get(n) is None else f"{row[n]:.1f}" for n in names))
+    return done
+
+
+def _percent(hits: Sequence[bool]) -> float | None:
+    return 100 * sum(hits) / len(hits) if hits else None
