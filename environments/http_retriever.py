@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -169,6 +170,9 @@ class HTTPRetriever:
         document = item.get("document", item) if isinstance(item, dict) else item
         if not isinstance(document, dict):
             raise DataError(f"{self.url}: the answer is not {_SHAPE}")
+        score = item.get("score")
+        if isinstance(score, float) and not math.isfinite(score):  # then the order means nothing
+            raise DataError(f"{self.url}: a score is {score}")
         return to_passage(document, self.url)
 
 
