@@ -8,6 +8,7 @@ documents of {id, title, text} are read too. The protocol "single" sends one ``"
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,9 @@ class HTTPRetriever:
         document = item.get("document", item) if isinstance(item, dict) else item
         if not isinstance(document, dict):
             raise DataError(f"{self.url}: the answer is not {_SHAPE}")
+        score = item.get("score")
+        if isinstance(score, float) and not math.isfinite(score):  # then the order means nothing
+            raise DataError(f"{self.url}: a score is {score}")
         return to_passage(document, self.url)
 
 

@@ -1,12 +1,13 @@
 """Passages and how they are found: a protocol and the embedded BM25 over memory or a JSONL file.
 
 A file is indexed once. The index lies in ``$RSIPO_CACHE`` (default ``~/.cache/rsipo_lightning``)
-under a hash of the file's bytes and the settings, and is memory-mapped; the passages stay in the
-file and are read by byte offset.
+under a hash of the file's bytes and the settings, and is memory-mapped. The passages of BM25 stay
+in the file and are read by byte offset; disk_retriever.py is for corpora larger than memory.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import mmap
@@ -14,10 +15,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import bm25s  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
@@ -26,9 +30,12 @@ from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped,unused-i
 
 from rsipo_lightning.errors import DataError
 
+T = TypeVar("T")
+
 _SETTINGS = f"1 bm25s-{bm25s.__version__} lucene k1=1.5 b=.75 english"
 _TOKEN = re.compile(r"\w\w+")
 _STOPWORDS = frozenset(STOPWORDS_EN)
+_REMEMBER = 1 << 30  # bytes from which the hash of a corpus is computed once, see hash_corpus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,27 @@ class Retriever(Protocol):
         """Up to ``k`` passages for each query, best first; [] if nothing matches."""
 
 
-class BM25Retriever:
+class LocalRetriever(Retriever):
+    """A retriever with its corpus on this machine: what ``rsipo-retriever`` can serve."""
+
+    sha256: str  # of the corpus file; "" for passages in memory
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of passages."""
+
+    @abstractmethod
+    def scored(self, queries: Sequence[str], k: int) -> list[list[tuple[Passage, float]]]:
+        """Up to ``k`` passages with their scores for each query, best first; ties in the order of
+        the corpus. A query without a word that the corpus knows gives [].
+        """
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """What :meth:`scored` finds, without the scores."""
+        return [[passage for passage, _ in found] for found in self.scored(queries, k)]
+
+
+class BM25Retriever(LocalRetriever):
     """BM25 (Lucene variant) on the numpy backend of bm25s, with English stemming and stop words.
 
     Ties go to the passage that comes first in the corpus, so results do not depend on the machine.
@@ -55,7 +82,7 @@ class BM25Retriever:
 
     def __init__(self, passages: Sequence[Passage], index: Any, sha256: str = "") -> None:
         self.passages = passages
-        self.sha256 = sha256  # of the corpus file; "" for passages in memory
+        self.sha256 = sha256
         self._index = index
         self._stem = Stemmer.Stemmer("english").stemWords
 
@@ -71,30 +98,14 @@ class BM25Retriever:
         A missing, empty or broken file: DataError that names file and line.
         """
         path = Path(path)
-        sha256 = hash_file(path)
-        key = hashlib.sha256(f"{sha256} {_SETTINGS}".encode()).hexdigest()[:24]
-        folder = cache_folder() / f"bm25-{key}"
-        opened = _open(folder)
-        if opened is None:
-            try:
-                _write(path, folder)
-            except OSError as error:
-                raise DataError(
-                    f"{folder.parent}: the index of {path} cannot be written ({error}); "
-                    "point RSIPO_CACHE at a folder with space"
-                ) from error
-            opened = _open(folder)
-            if opened is None:
-                raise DataError(f"{folder}: the index of {path} cannot be read back")
-        index, offsets = opened
+        (index, offsets), sha256 = cached_index(path, "bm25", _SETTINGS, _write, _open)
         return cls(_FilePassages(path, offsets), index, sha256)
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Up to ``k`` passages for each query. Empty and unknown queries give []."""
-        return [[self.passages[i] for i, _ in self._top(query, k)] for query in queries]
+    def __len__(self) -> int:
+        return len(self.passages)
 
     def scored(self, queries: Sequence[str], k: int) -> list[list[tuple[Passage, float]]]:
-        """What :meth:`search` finds, with the scores."""
+        """See the base class."""
         return [[(self.passages[i], score) for i, score in self._top(q, k)] for q in queries]
 
     def _top(self, query: str, k: int) -> list[tuple[int, float]]:
@@ -113,6 +124,101 @@ class BM25Retriever:
 def cache_folder() -> Path:
     """Where indexes are kept: ``$RSIPO_CACHE`` or ``~/.cache/rsipo_lightning``."""
     return Path(os.environ.get("RSIPO_CACHE") or "~/.cache/rsipo_lightning").expanduser()
+
+
+def cached_index(
+    path: Path,
+    kind: str,
+    settings: str,
+    write: Callable[[Path, Path, str], None],
+    read: Callable[[Path], T],
+) -> tuple[T, str]:
+    """What ``read(folder)`` makes of the index of a file, and the SHA-256 of the file.
+
+    ``write(path, folder, sha256)`` builds it if there is none, or one that cannot be read. Of
+    processes that come at once, one builds.
+    """
+    sha256 = hash_corpus(path)
+    key = hashlib.sha256(f"{sha256} {settings}".encode()).hexdigest()[:24]
+    folder = cache_folder() / f"{kind}-{key}"
+
+    def existing() -> T | None:
+        try:
+            return read(folder) if folder.is_dir() else None
+        except Exception:  # whatever reading half a file raises
+            return None
+
+    found = existing()
+    if found is None:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(folder.parent) as alone:
+                found = existing()  # another process may have built it while we waited
+                if found is None:
+                    killed = folder.parent.glob(f".{folder.name}-*.part") if alone else ()
+                    for broken in (folder, *killed):
+                        shutil.rmtree(broken, ignore_errors=True)
+                    with _whole(folder) as part:
+                        write(path, part, sha256)
+        except OSError as error:
+            raise DataError(
+                f"{folder.parent}: the index of {path} cannot be written ({error}); "
+                "point RSIPO_CACHE at a folder with space"
+            ) from error
+    if found is None and (found := existing()) is None:
+        raise DataError(f"{folder}: the index of {path} cannot be read back")
+    return found, sha256
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """One process at a time: True. Where a file system has no locks all go on: False."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder to be filled, which becomes ``folder`` complete or not at all."""
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
+    try:
+        yield part
+        try:
+            part.rename(folder)
+        except OSError:  # another process was first; its index is as good
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def hash_corpus(path: Path) -> str:
+    """As :func:`hash_file`; that of a large file is remembered by its path, size and time."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if stat.st_size < _REMEMBER:
+        return hash_file(path)
+    name = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    note = cache_folder() / f"sha256-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+    if note.is_file():
+        return note.read_text()
+    sha256 = hash_file(path)
+    part = note.with_name(f".{note.name}-{os.getpid()}.part")
+    with suppress(OSError):  # then it is computed again
+        note.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(sha256)
+        part.replace(note)
+    return sha256
 
 
 def hash_file(path: str | Path) -> str:
@@ -176,6 +282,33 @@ def to_passage(row: dict[str, Any], where: str) -> Passage:
     return Passage(row["id"], row["title"], row["text"])
 
 
+def read_passages(path: Path) -> Iterator[tuple[int, Passage]]:
+    """(byte offset, passage) of each row, one at a time. A broken row: DataError "file:line: what".
+
+    An id that is there twice is a DataError too, after the last row: of those before, only 8 bytes
+    each are kept.
+    """
+    hashes = array("q")
+    for number, offset, row in read_jsonl(path):
+        passage = to_passage(row, f"{path}:{number}")
+        hashes.append(hash(passage.id))
+        yield offset, passage
+    ordered = np.sort(np.asarray(hashes, dtype=np.int64))
+    twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    lines: dict[str, int] = {}
+    for number, _, row in read_jsonl(path) if twice else ():
+        ident = to_passage(row, f"{path}:{number}").id
+        if hash(ident) in twice:
+            if ident in lines:
+                raise DataError(f"{path}:{number}: id '{ident}' is also on line {lines[ident]}")
+            lines[ident] = number
+
+
+def nothing_found(name: Path | str, passages: int) -> DataError:
+    """The error for a corpus that no query can find anything in."""
+    return DataError(f"{name}: holds no {'words that can be searched' if passages else 'passages'}")
+
+
 class _FilePassages(Sequence[Passage]):
     """The rows of a corpus file, each parsed when it is asked for."""
 
@@ -214,44 +347,25 @@ def _build(texts: Iterable[str], name: str) -> Any:
             row.append(stems[word])
         rows.append(row)
     if not vocabulary:
-        raise DataError(f"{name}: holds no {'words that can be searched' if rows else 'passages'}")
+        raise nothing_found(name, len(rows))
     index = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
     index.index((rows, vocabulary), show_progress=False)
     return index
 
 
-def _write(path: Path, folder: Path) -> None:
-    """Index a file into ``folder``, which appears complete or not at all."""
-    offsets: list[int] = []
+def _write(path: Path, folder: Path, sha256: str) -> None:
+    offsets = array("q")
 
     def texts() -> Iterator[str]:
-        for number, offset, row in read_jsonl(path):
-            passage = to_passage(row, f"{path}:{number}")
+        for offset, passage in read_passages(path):
             offsets.append(offset)
             yield f"{passage.title}\n{passage.text}"
 
-    index = _build(texts(), str(path))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        index.save(temporary, show_progress=False)
-        np.save(temporary / "offsets.npy", np.asarray(offsets, dtype=np.int64))
-        try:
-            temporary.rename(folder)
-        except OSError:  # another process was first; its index is as good
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    _build(texts(), str(path)).save(folder, show_progress=False)
+    np.save(folder / "offsets.npy", np.asarray(offsets, dtype=np.int64))
 
 
-def _open(folder: Path) -> tuple[Any, Any] | None:
-    """The memory-mapped index and offsets, or None if there is none. A broken one is removed."""
-    if not folder.is_dir():
-        return None
-    try:
-        index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-        return index, np.load(folder / "offsets.npy", mmap_mode="r")
-    except Exception:  # whatever reading half a file raises
-        shutil.rmtree(folder, ignore_errors=True)
-        return None
+def _open(folder: Path) -> tuple[Any, Any]:
+    """The memory-mapped index and offsets."""
+    index = bm25s.BM25.load(folder, mmap=True, show_progress=False)
+    return index, np.load(folder / "offsets.npy", mmap_mode="r")

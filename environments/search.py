@@ -17,15 +17,21 @@ from typing import Any
 from rsipo_lightning.checks import at_least, one_of
 from rsipo_lightning.environments import experts
 from rsipo_lightning.environments.answers import normalise, plain_words
-from rsipo_lightning.environments.http_retriever import PROTOCOLS, HTTPRetriever, check_url
+from rsipo_lightning.environments.http_retriever import HTTPRetriever
 from rsipo_lightning.environments.questions import ENV, FileQuestions, WorldQuestions
-from rsipo_lightning.environments.retriever import BM25Retriever, Passage, Retriever, hash_file
+from rsipo_lightning.environments.retriever import (
+    BM25Retriever,
+    LocalRetriever,
+    Passage,
+    Retriever,
+    hash_file,
+)
+from rsipo_lightning.environments.retrievers import RetrieverConfig, check_retriever, make_retriever
 from rsipo_lightning.environments.search_episode import Action, SearchEpisode
 from rsipo_lightning.environments.wording import STYLES, template_file, wording
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
 from rsipo_lightning.protocols import (
     Environment,
-    EnvironmentConfig,
     Expert,
     Share,
     StepResult,
@@ -38,13 +44,12 @@ _LINKS = frozenset(("of", "the", "and", "de", "la", "van", "von"))  # lower-case
 
 
 @dataclass
-class SearchConfig(EnvironmentConfig):
+class SearchConfig(RetrieverConfig):
     """Keys of ``env: search``. Without ``questions`` and ``corpus`` the built-in world is used."""
 
     # what trains: a JSONL of {id, question, answers} or FlashRAG's rows, a folder of them, a list,
     # or {path: weight}, the weight saying how often tasks of that path are drawn
     questions: Any = None
-    corpus: str | None = None  # JSONL of passages: {id, title, text} or {id, contents}
     # val and test: a path, a folder or a list; else 10 % of `questions`, by a hash of the id
     eval_questions: Any = None
     context: str = "append"  # append: the conversation grows | window: a new prompt each turn
@@ -55,11 +60,6 @@ class SearchConfig(EnvironmentConfig):
     world: int = 0  # seed of the facts of the built-in world
     max_steps: int = 4  # actions in all, the answer included
     invalid_penalty: float = 0.01
-    retriever: str = "bm25"  # bm25 over `corpus` | http: a server (rsipo-retriever, Search-R1's)
-    retriever_url: str | None = None  # http://host:port of the server; its path is /retrieve
-    retriever_protocol: str = "batch"  # batch: "queries", a list | single: one "query" a request
-    retriever_timeout_s: float = 30  # for each request
-    retriever_retries: int = 3  # after a failed connection, a timeout or a 5xx
 
 
 class SearchSuite(TaskSuite):
@@ -80,7 +80,7 @@ class SearchSuite(TaskSuite):
             self._retriever = BM25Retriever.from_passages(self._source.passages)
         else:
             self._source = FileQuestions(config.questions, config.eval_questions)
-            self._retriever = _retriever(config)
+            self._retriever = make_retriever(config)
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -176,8 +176,8 @@ class SearchSuite(TaskSuite):
             file = template_file(self.config.template)
             described["template"] = {"path": str(file), "sha256": hash_file(file)}
         retriever = self._retriever
-        if isinstance(retriever, BM25Retriever):
-            described["passages"] = len(retriever.passages)
+        if isinstance(retriever, LocalRetriever):
+            described["passages"] = len(retriever)
             if retriever.sha256:
                 corpus = {"path": self.config.corpus, "sha256": retriever.sha256}
                 described["files"]["corpus"] = [corpus]
@@ -214,46 +214,7 @@ def _check(config: SearchConfig) -> None:
     one_of("env.context", config.context, ("append", "window"))
     for key in ("topk", "max_steps", "passage_tokens", "history"):
         at_least(f"env.{key}", getattr(config, key), 1)
-    _check_retriever(config)
-    if config.questions is not None and not config.corpus and config.retriever == "bm25":
-        raise ConfigError("env.questions is given without env.corpus: which passages are searched?")
+    check_retriever(config, real=config.questions is not None)
     if config.questions is None and (config.corpus or config.eval_questions is not None):
         given = "corpus" if config.corpus else "eval_questions"
         raise ConfigError(f"env.{given} is given without env.questions: which questions train?")
-
-
-def _check_retriever(config: SearchConfig) -> None:
-    if config.retriever not in ("bm25", "http"):
-        raise ConfigError(f"env.retriever={config.retriever}: must be bm25 or http")
-    if config.retriever_protocol not in PROTOCOLS:
-        got = config.retriever_protocol
-        raise ConfigError(f"env.retriever_protocol={got}: must be {' or '.join(PROTOCOLS)}")
-    at_least("env.retriever_retries", config.retriever_retries, 0)
-    if not 0 < config.retriever_timeout_s < 1e6:  # a socket takes no infinite one
-        got = f"{config.retriever_timeout_s:g}"
-        raise ConfigError(f"env.retriever_timeout_s={got}: must be above 0 and below 1e6")
-    if config.retriever == "bm25":
-        if config.retriever_url:
-            raise ConfigError("env.retriever_url is given: set env.retriever=http to use it")
-        return
-    if not config.retriever_url:
-        raise ConfigError("env.retriever=http needs env.retriever_url=http://host:port")
-    check_url(config.retriever_url)
-    if config.questions is None:
-        raise ConfigError("env.retriever=http needs env.questions: the world has its own passages")
-    if config.corpus:
-        raise ConfigError("env.corpus is given with env.retriever=http: the server has the corpus")
-
-
-def _retriever(config: SearchConfig) -> Retriever:
-    """What finds the passages of real questions."""
-    if config.retriever == "bm25":
-        assert config.corpus
-        return BM25Retriever.from_file(config.corpus)
-    assert config.retriever_url
-    return HTTPRetriever(
-        config.retriever_url,
-        config.retriever_timeout_s,
-        config.retriever_retries,
-        config.retriever_protocol,
-    )

@@ -112,11 +112,12 @@ def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
-    if new:
-        model = new_model(codec.tokenizer, config.seed)
-    else:
-        model = load_model(config.model.path, config.model.dtype)
-        check_fit(model, codec.tokenizer, config.model.path, config.rollout.context)
+    model = (
+        new_model(codec.tokenizer, config.seed)
+        if new
+        else load_model(config.model.path, config.model.dtype)
+    )
+    check_fit(model, codec.tokenizer, config.model.path, config.rollout.context)
     policy = Policy(model)
     engine_class = registry.load("engines", component("engine", config.groups["engine"]))
     return Actors(suite, codec, policy, Player(suite, engine_class(policy, codec.tokenizer), codec))

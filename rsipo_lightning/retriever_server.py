@@ -1,4 +1,4 @@
-"""``rsipo-retriever CORPUS``: BM25 over a corpus file, served to others by HTTP.
+"""``rsipo-retriever CORPUS``: search over a corpus file, served to others by HTTP.
 
 ``POST /retrieve`` speaks the protocol of ``environments/http_retriever.py``, ``GET /health`` says
 how many passages there are. Nobody is asked for a password: serve where you trust the network.
@@ -15,7 +15,8 @@ from threading import Lock
 from typing import Any
 
 from rsipo_lightning.cli import Parser, guard
-from rsipo_lightning.environments.retriever import BM25Retriever, Passage, parse_object
+from rsipo_lightning.environments.retriever import LocalRetriever, Passage, parse_object
+from rsipo_lightning.environments.retrievers import LOCAL, open_corpus
 from rsipo_lightning.errors import ConfigError, DataError
 
 _MAX_BYTES = 16 << 20  # of a request
@@ -38,7 +39,8 @@ def _serve(argv: list[str]) -> int:
     add("--host", default="127.0.0.1", metavar="H", help="address (default: 127.0.0.1)")
     add("--port", default=8000, type=int, metavar="P", help="default: 8000; 0 takes a free one")
     add("--topk-max", default=100, type=int, metavar="K", help="most passages a query gets")
-    add("corpus", metavar="CORPUS", help="JSONL of {id, title, text} or {id, contents}")
+    add("--index", default="bm25", choices=LOCAL, help="as env.retriever (default: bm25)")
+    add("corpus", metavar="CORPUS", help="as env.corpus: JSONL of passages, or a disk index")
     args = parser.read(argv)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port}: must be 0 to 65535")
@@ -47,7 +49,7 @@ def _serve(argv: list[str]) -> int:
     try:
         # The port before the corpus, whose index may take minutes
         with RetrieverServer(args.host, args.port, args.topk_max) as server:
-            count = server.serve(BM25Retriever.from_file(args.corpus))
+            count = server.serve(open_corpus(args.corpus, args.index))
             host, port = server.server_address[:2]
             print(f"serving {count:,} passages on http://{host!s}:{port}", flush=True)
             server.serve_forever()
@@ -66,7 +68,7 @@ class RetrieverServer(ThreadingTCPServer):
     def __init__(self, host: str, port: int, topk_max: int) -> None:
         super().__init__((host, port), _Handler, bind_and_activate=False)
         self.topk_max = topk_max
-        self._retriever: BM25Retriever | None = None
+        self._retriever: LocalRetriever | None = None
         self._lock = Lock()  # a stemmer serves one thread at a time
         try:
             self.server_bind()
@@ -74,16 +76,16 @@ class RetrieverServer(ThreadingTCPServer):
             self.server_close()
             raise
 
-    def serve(self, retriever: BM25Retriever) -> int:
+    def serve(self, retriever: LocalRetriever) -> int:
         """Listen from now on: until then clients are refused at once. Returns the passages."""
         self._retriever = retriever
         self.server_activate()
-        return len(retriever.passages)
+        return len(retriever)
 
     def health(self) -> dict[str, Any]:
         """What GET /health says."""
         assert self._retriever
-        return {"status": "ok", "passages": len(self._retriever.passages)}
+        return {"status": "ok", "passages": len(self._retriever)}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The response to a request. One that is not of the protocol: DataError."""

@@ -16,6 +16,7 @@ from threading import Lock, Thread
 import pytest
 
 from rsipo_lightning import web
+from rsipo_lightning.environments.disk_retriever import DiskRetriever
 from rsipo_lightning.environments.http_retriever import HTTPRetriever
 from rsipo_lightning.environments.retriever import BM25Retriever, Passage
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
@@ -29,6 +30,7 @@ ROWS = [
     {"id": 3, "contents": '"Kestrel"\nA kestrel hovers over fields.'},
     {"id": "d", "title": "Élan", "text": "Ein Élan läuft — weit."},
     {"id": "e", "title": '"Heroes" (song)', "text": "  A song about heroes.\nTwo lines. "},
+    *({"id": f"tie {i}", "title": f"Tie {i}", "text": "Equal words."} for i in range(4)),
 ]
 
 
@@ -61,19 +63,35 @@ def process(*argv):
 @pytest.fixture(scope="module")
 def url(corpus):
     with process(corpus, "--port", 0, "--topk-max", 99) as (_, line):
-        match = re.fullmatch(r"serving 5 passages on (http://127\.0\.0\.1:\d+)\n", line)
+        match = re.fullmatch(r"serving 9 passages on (http://127\.0\.0\.1:\d+)\n", line)
         assert match, line
         yield match[1]
 
 
-@pytest.fixture(params=["bm25", "batch", "single"])
-def retriever(request, corpus, url):
-    if request.param == "bm25":
-        return BM25Retriever.from_file(corpus)
-    return HTTPRetriever(url, 10, 0, request.param)
+@pytest.fixture(scope="module")
+def disk_url(corpus):
+    with process(corpus, "--port", 0, "--index", "disk") as (_, line):
+        assert line.startswith("serving 9 passages on http://127.0.0.1:"), line
+        yield line.split()[-1]
 
 
-# the contract, for the embedded and the HTTP retriever
+KINDS = ["bm25", "disk", "http", "http single", "http disk"]
+
+
+def opened(kind, corpus, request):
+    """A new retriever of a kind."""
+    if not kind.startswith("http"):
+        return {"bm25": BM25Retriever, "disk": DiskRetriever}[kind].from_file(corpus)
+    url = request.getfixturevalue("disk_url" if kind == "http disk" else "url")
+    return HTTPRetriever(url, 10, 0, "single" if kind == "http single" else "batch")
+
+
+@pytest.fixture(params=KINDS)
+def retriever(request, corpus):
+    return opened(request.param, corpus, request)
+
+
+# the contract of all retrievers
 
 
 def test_finds_in_the_order_of_the_queries(retriever):
@@ -85,7 +103,7 @@ def test_finds_in_the_order_of_the_queries(retriever):
 
 
 def test_passages_are_those_of_the_corpus_to_the_letter(retriever):
-    for row in ROWS[:2] + ROWS[3:]:
+    for row in ROWS[:2] + ROWS[3:5]:
         assert retriever.search([row["title"]], 1) == [[Passage(**row)]]
 
 
@@ -97,6 +115,55 @@ def test_queries_without_a_known_word_find_nothing(retriever, query):
 def test_number_of_passages(retriever):
     assert [len(retriever.search(["river"], k)[0]) for k in (0, 1, 2, 99)] == [0, 1, 2, 2]
     assert retriever.search([], 3) == []
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_ties_go_to_the_earlier_passage(retriever, k):
+    found = retriever.search(["words equal"], k)[0]
+    assert [passage.id for passage in found] == [f"tie {i}" for i in range(k)]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "NOT {}",
+        "+{} -zzz",
+        "{} AND zzz",
+        "zzz OR {}",
+        "-{}",
+        '"{} zzz"',
+        "({}",
+        "{})",
+        "[{} TO",
+        "title:{}",
+        "row:{}",
+        "{}:",
+        "{}^9",
+        "{}~9",
+        "{}*zzz",
+        "/{}/",
+        "\\{}",
+        "{}\x00",
+        "\u202e{} \U0001f9a6 \u0e01\u0e33 IN [zzz]",
+        "<search>{}</search>",
+        "the {} of " + "zzz " * 5000,
+    ],
+)
+def test_a_query_is_words_and_never_syntax(retriever, form):
+    assert _titles(retriever.search([form.format("kestrel")], 3)) == [["Kestrel"]]
+
+
+@pytest.mark.parametrize("query", ["AND", "OR", "*", '"', ":", "(", "^", "~", "\\", "AND OR NOT"])
+def test_syntax_alone_finds_nothing(retriever, query):
+    assert retriever.search([query], 3) == [[]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_opened_again_it_finds_the_same(kind, corpus, request):
+    queries = ["river", "equal otters", "kestrel fields river", "song"]
+    one, two = (opened(kind, corpus, request).search(queries, 9) for _ in range(2))
+    assert one == two
+    assert [len(found) for found in one] == [2, 5, 3, 1]
 
 
 def test_a_result_that_is_changed_does_not_change_the_next(retriever):
@@ -131,7 +198,7 @@ def test_the_server_speaks_the_protocol(url):
     assert found["score"] > 0
     assert _post(url, {"query": "otter"})[1] == {"result": [[found]]}
     assert _post(url, {"queries": ["otter"], "return_scores": False})[1] == {"result": [[document]]}
-    assert _post(url, None, "/health", "GET") == (200, {"status": "ok", "passages": 5})
+    assert _post(url, None, "/health", "GET") == (200, {"status": "ok", "passages": 9})
 
 
 @pytest.mark.parametrize(
@@ -320,6 +387,13 @@ WRONG = {
     "pairs": (_raw({"result": [[[{"id": "1", "contents": "x"}, 0.5]]]}), "is not {"),
     "no id": (_raw({"result": [[{"document": {"contents": "x"}}]]}), "'id' is missing"),
     "number": (_raw({"result": [[{"id": "1", "contents": 5}]]}), "'title' is missing"),
+    "nan": (_raw({"result": [[{"id": "1", "contents": "x", "score": float("nan")}]]}), "is nan"),
+    "infinite": (
+        _raw(b'{"result": [[{"document": {"id": "1", "contents": "x"}, "score": 1e999}]]}'),
+        "a score is inf",
+    ),
+    "empty": (_raw(b""), "not JSON"),
+    "no document": (_raw({"result": [[{"document": None, "score": 1}]]}), "is not {"),
     "half": (_raw({"result": [[{"id": "1", "contents": "\ud800"}]]}), "half a character"),
     "too many": (_raw({"result": [[], []]}), "2 results for 1 queries"),
     "too few": (_raw({"result": []}), "0 results for 1 queries"),
@@ -505,12 +579,18 @@ def test_no_server_at_the_start_of_a_run(questions, tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("keys", "what"),
     [
-        ({"retriever": "faiss"}, "env.retriever=faiss: must be bm25 or http"),
+        ({"retriever": "faiss"}, "env.retriever=faiss: must be one of bm25, disk, http"),
         ({"retriever": "http"}, "env.retriever=http needs env.retriever_url"),
         ({"retriever_url": URL, "corpus": "c"}, "set env.retriever=http"),
         ({"retriever": "http", "retriever_url": URL, "corpus": "c"}, "env.corpus is given with"),
         ({"retriever": "http", "retriever_url": URL, "questions": None}, "needs env.questions"),
-        ({"retriever_protocol": "grpc"}, "env.retriever_protocol=grpc: must be batch or single"),
+        ({"retriever": "disk", "corpus": "c", "questions": None}, "needs env.questions"),
+        ({"retriever": "disk"}, "without env.corpus"),
+        ({"retriever": "disk", "corpus": "c", "retriever_url": URL}, "set env.retriever=http"),
+        (
+            {"retriever_protocol": "grpc"},
+            "env.retriever_protocol=grpc: must be one of batch, single",
+        ),
         ({"retriever_timeout_s": 0}, "env.retriever_timeout_s=0: must"),
         ({"retriever_timeout_s": float("nan")}, "env.retriever_timeout_s=nan: must"),
         ({"retriever_retries": -1}, "env.retriever_retries=-1: must be at least 0"),

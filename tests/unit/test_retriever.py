@@ -1,14 +1,29 @@
-"""BM25 over memory and over files: what is found, what is cached, what is refused."""
+"""Retrievers over memory and over files: what is cached and what is refused.
 
+What all of them find is in test_http_retriever.py.
+"""
+
+import fcntl
 import json
 import os
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
 
+from rsipo_lightning.environments import disk_retriever, retriever
+from rsipo_lightning.environments.disk_retriever import META, DiskRetriever
 from rsipo_lightning.environments.retriever import BM25Retriever, Passage
-from rsipo_lightning.errors import DataError
+from rsipo_lightning.environments.search import SearchConfig, SearchSuite
+from rsipo_lightning.errors import DataError, PluginError
 
+ROOT = Path(__file__).parents[2]
 ROWS = [
     {"id": "a", "title": "Otter", "text": "An otter swims in the river."},
     {"id": "b", "title": "Beaver", "text": "The beaver builds dams across a river."},
@@ -31,27 +46,18 @@ def corpus(tmp_path):
     return path
 
 
+@pytest.fixture(params=[BM25Retriever, DiskRetriever])
+def kind(request):
+    return request.param
+
+
 def _titles(found):
     return [[passage.title for passage in row] for row in found]
 
 
-def test_finds_ranks_and_stems(corpus):
-    retriever = BM25Retriever.from_file(corpus)
-    queries = ["swimming otters", "river dam", "kestrels", "élan"]
-    assert _titles(retriever.search(queries, 1)) == [["Otter"], ["Beaver"], ["Kestrel"], ["Élan"]]
-    assert retriever.search(["kestrel"], 1)[0][0] == Passage(
-        "3", "Kestrel", "A kestrel hovers over fields."
-    )
-
-
-@pytest.mark.parametrize("query", ["", "   ", "the of and", "xylophone", "?!", "a"])
-def test_queries_without_a_known_word_find_nothing(corpus, query):
-    assert BM25Retriever.from_file(corpus).search([query], 3) == [[]]
-
-
-def test_k_beyond_the_corpus_and_no_filling_with_zero_scores(corpus):
-    found = _titles(BM25Retriever.from_file(corpus).search(["river"], 99))
-    assert sorted(found[0]) == ["Beaver", "Otter"]
+def test_any_k(kind, corpus):
+    made = kind.from_file(corpus)
+    assert [len(made.search(["river"], k)[0]) for k in (-1, 10**9)] == [0, 2]
 
 
 def test_ties_go_to_the_earlier_passage():
@@ -77,18 +83,22 @@ def test_index_is_built_once_and_memory_mapped(corpus, cache):
     assert isinstance(again.passages._offsets, np.memmap)
 
 
-def test_a_changed_file_gets_its_own_index(corpus, cache):
-    BM25Retriever.from_file(corpus)
+def test_a_changed_file_gets_its_own_index(kind, corpus, cache):
+    kind.from_file(corpus)
     corpus.write_text(json.dumps({"id": "z", "title": "Zebra", "text": "A zebra."}))
-    assert _titles(BM25Retriever.from_file(corpus).search(["zebra"], 3)) == [["Zebra"]]
+    assert _titles(kind.from_file(corpus).search(["zebra"], 3)) == [["Zebra"]]
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_broken_index_is_rebuilt(corpus, cache):
-    BM25Retriever.from_file(corpus)
+@pytest.mark.parametrize(
+    ("kind", "file"), [(BM25Retriever, "offsets.npy"), (DiskRetriever, "meta.json")]
+)
+def test_a_broken_index_is_rebuilt(kind, file, corpus, cache):
+    kind.from_file(corpus)
     (folder,) = cache.iterdir()
-    os.truncate(folder / "offsets.npy", 10)
-    assert _titles(BM25Retriever.from_file(corpus).search(["otter"], 1)) == [["Otter"]]
+    os.truncate(folder / file, 10)
+    assert _titles(kind.from_file(corpus).search(["otter"], 1)) == [["Otter"]]
+    assert list(cache.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(
@@ -103,28 +113,178 @@ def test_a_broken_index_is_rebuilt(corpus, cache):
         (b'{"title": "x", "text": "y"}', "corpus.jsonl:1: field 'id' is missing"),
         (b'{"id": "a", "title": 5, "text": "y"}', "corpus.jsonl:1: field 'title' must be text"),
         (b'{"id": "a", "title": "\xff", "text": "y"}', "corpus.jsonl:1: not UTF-8"),
+        (
+            b'{"id": 1, "contents": "river"}\n\n{"id": "2", "contents": "x"}\n'
+            b'{"id": "1", "contents": "otter"}',
+            "corpus.jsonl:4: id '1' is also on line 1",
+        ),
     ],
 )
-def test_broken_corpus_names_file_and_line(tmp_path, cache, content, message):
+def test_broken_corpus_names_file_and_line(kind, tmp_path, cache, content, message):
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        BM25Retriever.from_file(path)
+        kind.from_file(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not cache.exists() or not list(cache.iterdir())
 
 
-def test_missing_file_and_unwritable_cache(tmp_path, corpus, monkeypatch):
+def test_missing_file_and_unwritable_cache(kind, tmp_path, corpus, monkeypatch):
     with pytest.raises(DataError, match=r"nowhere.jsonl: cannot be read"):
-        BM25Retriever.from_file(tmp_path / "nowhere.jsonl")
+        kind.from_file(tmp_path / "nowhere.jsonl")
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("RSIPO_CACHE", str(blocked))
     with pytest.raises(DataError, match="RSIPO_CACHE"):
-        BM25Retriever.from_file(corpus)
+        kind.from_file(corpus)
 
 
 def test_empty_memory_corpus():
     with pytest.raises(DataError, match="the corpus: holds no passages"):
         BM25Retriever.from_passages([])
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_who_comes_while_an_index_is_built_waits_for_it(corpus, cache, monkeypatch, locks):
+    """Without locks both build, and the first to be done wins."""
+    write, built, all_built = disk_retriever._write, [], Barrier(4)
+
+    def slow(path, folder, sha256):
+        write(path, folder, sha256)
+        built.append(folder)
+        if not locks:
+            all_built.wait(30)
+
+    def no_locks(*args):
+        raise OSError
+
+    monkeypatch.setattr(disk_retriever, "_write", slow)
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(DiskRetriever.from_file, [corpus] * 4))
+    assert len(built) == (1 if locks else 4)
+    assert [_titles(one.search(["otter"], 1)) for one in made] == [[["Otter"]]] * 4
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_what_a_killed_build_left_is_removed(kind, corpus, cache):
+    kind.from_file(corpus)
+    (folder,) = cache.iterdir()
+    (folder / "some of it").write_text("")
+    folder.rename(cache / f".{folder.name}-x.part")
+    kind.from_file(corpus)
+    assert list(cache.iterdir()) == [folder]
+
+
+def test_the_hash_of_a_large_corpus_is_remembered(corpus, cache, monkeypatch):
+    monkeypatch.setattr(retriever, "_REMEMBER", 1)
+    sha256 = retriever.hash_corpus(corpus)
+    assert sha256 == retriever.hash_file(corpus)
+    with monkeypatch.context() as patch:
+        patch.setattr(retriever, "hash_file", None)
+        assert retriever.hash_corpus(corpus) == sha256
+    with corpus.open("a") as file:
+        file.write("\n")
+    assert retriever.hash_corpus(corpus) == retriever.hash_file(corpus) != sha256
+
+
+# the index on disk
+
+
+def test_the_folder_of_an_index_is_all_that_is_needed(corpus, cache, tmp_path):
+    made = DiskRetriever.from_file(corpus)
+    (folder,) = cache.iterdir()
+    shutil.move(folder, tmp_path / "index")
+    corpus.unlink()
+    opened = DiskRetriever.from_file(tmp_path / "index")
+    assert (len(opened), opened.sha256) == (4, made.sha256)
+    queries = ["river", "otter river dam", "Élan"]
+    assert opened.scored(queries, 3) == made.scored(queries, 3)
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("what", ["empty", "format", "count", "files"])
+def test_a_folder_that_is_no_index(corpus, cache, what):
+    DiskRetriever.from_file(corpus)
+    (folder,) = cache.iterdir()
+    meta = json.loads((folder / META).read_text())
+    if what == "empty":
+        shutil.rmtree(folder)
+        folder.mkdir()
+    elif what == "files":
+        next(folder.glob("*.idx")).unlink()
+    else:
+        changed = {"format": {"format": 99}, "count": {"passages": 5}}[what]
+        (folder / META).write_text(json.dumps(meta | changed))
+    with pytest.raises(DataError, match=f"^{folder}: not an index that can be opened") as caught:
+        DiskRetriever.from_file(folder)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="Is a directory"):
+        BM25Retriever.from_file(folder)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(corpus, cache):
+    """Files limited to a block: the operating system says no in the middle of the build."""
+    with corpus.open("a") as file:
+        for i in range(20_000):
+            file.write("\n" + json.dumps({"id": i, "title": "", "text": os.urandom(40).hex(" ")}))
+    server = [sys.executable, "-m", "rsipo_lightning.retriever_server", "--port", "0"]
+    limited = f"ulimit -f 500; exec {shlex.join([*server, '--index', 'disk', str(corpus)])}"
+    done = subprocess.run(["bash", "-c", limited], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rsipo-retriever: error: ")
+    assert line.endswith("point RSIPO_CACHE at a folder with space")
+    assert not list(cache.iterdir())
+
+
+def test_ties_across_segments_go_to_the_earlier_passage(tmp_path, monkeypatch):
+    """A small heap makes many segments, which are merged in any order."""
+    monkeypatch.setattr(disk_retriever, "_HEAP", 15_000_000)
+    path = tmp_path / "corpus.jsonl"
+    texts = [f"words w{i} " + " ".join(f"x{i * 40 + j}" for j in range(40)) for i in range(300)]
+    with path.open("w") as file:
+        for i in range(30_000):
+            file.write(json.dumps({"id": i, "title": "", "text": texts[i % 300]}) + "\n")
+    made = DiskRetriever.from_file(path)
+    assert made._searcher.num_segments > 1
+    found = made.search(["words", "w7 x280", texts[299]], 50)
+    assert [[int(passage.id) for passage in row] for row in found] == [
+        list(range(50)),
+        list(range(7, 15_000, 300)),
+        list(range(299, 15_000, 300)),
+    ]
+
+
+def test_without_tantivy_a_line_says_what_to_install(corpus, monkeypatch, capsys):
+    from rsipo_lightning.cli import fit_main
+
+    monkeypatch.setitem(sys.modules, "tantivy", None)
+    monkeypatch.chdir(corpus.parent)
+    keys = [f"env.questions={corpus}", f"env.corpus={corpus}", "env.retriever=disk"]
+    assert fit_main(["--algo", "grpo", "--env", "search", *keys]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rsipo-fit: error: the on-disk index needs tantivy: pip install ")
+    assert "'rsipo-lightning[disk]'" in line
+    assert [path.name for path in corpus.parent.iterdir()] == ["corpus.jsonl"]
+    with pytest.raises(PluginError):
+        DiskRetriever(corpus)
+
+
+def test_the_suite_over_the_disk(corpus, tmp_path, cache):
+    questions = tmp_path / "questions.jsonl"
+    rows = [{"question": f"Who swims {i}?", "answers": ["Otter"]} for i in range(40)]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    config = SearchConfig(questions=str(questions), corpus=str(corpus), retriever="disk")
+    suite = SearchSuite(config, 0)
+    assert _titles(suite.retrieve(["swimming otter"])) == [["Otter"]]
+    described = suite.describe()
+    (folder,) = cache.iterdir()
+    config.corpus = str(folder)
+    again = SearchSuite(config, 0).describe()
+    assert described["passages"] == again["passages"] == 4
+    sha256 = retriever.hash_file(corpus)
+    assert described["files"]["corpus"] == [{"path": str(corpus), "sha256": sha256}]
+    assert again["files"]["corpus"] == [{"path": str(folder), "sha256": sha256}]
