@@ -23,6 +23,7 @@ from rich.console import Console
 
 from rsipo_lightning import registry
 from rsipo_lightning.algorithms.base import Algorithm, active
+from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.callbacks.board import Board
 from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest, updates_of
 from rsipo_lightning.callbacks.eval_result import EvalResult, details, table
@@ -89,12 +90,16 @@ def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
     for split in splits:
         if not len(suite.tasks(split)):
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
+    bank = None
+    if algorithm_class.uses_bank(config.algo):
+        bank = SkillBank.of(config.algo, suite.name, suite.types)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     policy = Policy(load_model(config.model.path, config.model.dtype))
     engine_class = registry.load("engines", component("engine", config.groups["engine"]))
     player = Player(suite, engine_class(policy, codec.tokenizer), codec)
-    return Parts(suite, codec, policy, player, algorithm_class(config.algo, config.seed, codec))
+    algorithm = algorithm_class(config.algo, config.seed, codec, bank)
+    return Parts(suite, codec, policy, player, algorithm)
 
 
 def _check_training(config: RunConfig, made: Parts) -> None:
@@ -117,12 +122,14 @@ def _check_training(config: RunConfig, made: Parts) -> None:
             raise ConfigError(
                 f"rollout.tasks={r.tasks}: there are only {have} training tasks{where}"
             )
-    opening = made.suite.make().reset(shares[0].tasks[0])
-    need = len(made.codec.start(opening)[0]) + r.max_new_tokens
+    opening, bank = made.suite.make().reset(shares[0].tasks[0]), made.algorithm.bank
+    skill = max((bank.text(kind) for kind in made.suite.types), key=len) if bank else ""
+    need = len(made.codec.start(opening, skill)[0]) + r.max_new_tokens
     if need > r.context:
+        hint = " with a skill of the bank; algo.bank_top=N shows fewer" if bank else ""
         raise ConfigError(
             f"rollout.context={r.context}: a first prompt and a turn of rollout.max_new_tokens="
-            f"{r.max_new_tokens} take {need} tokens"
+            f"{r.max_new_tokens} take {need} tokens{hint}"
         )
 
 

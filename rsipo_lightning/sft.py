@@ -36,7 +36,7 @@ from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.skills import analysis_messages, read_skill
 from rsipo_lightning.tiny import build_tokenizer, new_model
-from rsipo_lightning.types import Completion, Credit, Iteration, Prompt, Role, Sample, Skill, Task
+from rsipo_lightning.types import Credit, Iteration, Prompt, Role, Sample, Skill, Task
 
 ROWS = 16  # of a batch: with 32 it learned less from as many tokens
 POOL = 32  # batches that are made together, so that rows of similar length meet
@@ -161,7 +161,7 @@ def report(policy: Policy, codec: Codec, per_type: int, split: str = "val") -> T
         table.add_column(name)
 
     def look(name: str, shown: Sequence[tuple[Task, str]], note: str = "") -> list[Skill]:
-        jobs = [Job(t, Role.EVAL, 0, 0, _shown(text) if text else None) for t, text in shown]
+        jobs = [Job(t, Role.EVAL, 0, 0, Skill(t, text, "") if text else None) for t, text in shown]
         played = player.play(jobs, how)
         cells = [_share([t.success for t in played])]
         cells += [_share([t.success for t in played if t.task.type == k]) for k in suite.types]
@@ -173,7 +173,7 @@ def report(policy: Policy, codec: Codec, per_type: int, split: str = "val") -> T
         ]
         texts = [read_skill(c.text) for c in engine.generate(prompts)] if name == "none" else []
         return [
-            Skill(t, text, "", bad or suite.check_skill(t, text), (), _NOTHING)
+            Skill(t.task, text, "", bad or suite.check_skill(t, text))
             for t, (text, bad) in zip(played, texts, strict=False)
         ]
 
@@ -184,13 +184,6 @@ def report(policy: Policy, codec: Codec, per_type: int, split: str = "val") -> T
     good = [(s.task, s.text) for s in written if s.valid]
     look("own", good, f"{_share([s.valid for s in written])} of the written skills are valid")
     return table
-
-
-_NOTHING = Completion((), (), "", False, 0)
-
-
-def _shown(text: str) -> Skill:
-    return Skill(None, text, "", "", (), _NOTHING)  # type: ignore[arg-type]
 
 
 def _share(hits: Sequence[bool]) -> str:
