@@ -74,7 +74,7 @@ class SkillBank:
             top=top,
         )
         for kind, name in bank.task_types.items():
-            if name not in bank.specific:
+            if not isinstance(name, str) or name not in bank.specific:
                 known = did_you_mean(str(name), bank.specific)
                 raise DataError(f"{path}: no skills '{name}' for task type '{kind}'{known}")
         return bank

@@ -90,6 +90,7 @@ def no_principle() -> dict[str, Any]:
         ({**GOOD, "general_skills": ["x"]}, r"general_skills\[0\] needs a text 'title'"),
         ({**GOOD, "common_mistakes": [{}]}, r"common_mistakes\[0\] needs a text 'description'"),
         ({**GOOD, "task_types": {"nq": "three"}}, "no skills 'three' for task type 'nq'"),
+        ({**GOOD, "task_types": {"nq": ["one"]}}, "no skills .* for task type 'nq'"),
         ({**GOOD, "task_types": ["nq"]}, "task_types must be an object"),
         (no_principle(), r"task_specific_skills.one\[1\] needs a text 'principle'"),
     ],
