@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 ARGS ?=
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 
-.PHONY: fit test check install lint types test-fast tiny-policy board dist clean
+.PHONY: fit test check install lint types test-fast tiny-policy smollm2 board dist clean
 
 fit: install
 	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
@@ -47,6 +47,9 @@ test-fast: install
 tiny-policy: install
 	run=$$(mktemp -d)/run && $(BIN)/rsipo-sft --env search --sft tiny run.dir=$$run $(ARGS) \
 	  && cp $$run/policy/* rsipo_lightning/models/tiny/
+
+smollm2: install
+	$(BIN)/python -m rsipo_lightning.smollm2 $(ARGS)
 
 board: install
 	@echo 'success, gain and trust in tabs: http://localhost:6006/#custom_scalars'

@@ -9,16 +9,17 @@ or Lightning.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from rsipo_lightning.tokens import TokenBatch
-from rsipo_lightning.types import Iteration, ReplayRequest, Sample, SkillRequest
+from rsipo_lightning.types import Iteration, ReplayRequest, Sample, Skill, SkillRequest
 
 if TYPE_CHECKING:
+    from rsipo_lightning.bank import SkillBank
     from rsipo_lightning.codec import Codec
     from rsipo_lightning.config import RolloutSection
 
@@ -52,22 +53,30 @@ class Algorithm(ABC, Generic[C]):
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
 
-    def __init__(self, config: C, seed: int, codec: Codec | None = None) -> None:
+    def __init__(
+        self, config: C, seed: int, codec: Codec | None = None, bank: SkillBank | None = None
+    ) -> None:
         self.config = config
         self.seed = seed
         self.codec = codec
+        self.bank = bank
 
     @classmethod
     def check(cls, config: C, rollout: RolloutSection) -> None:
         """Raise ConfigError if the method cannot run with these values, before any work."""
+
+    @classmethod
+    def uses_bank(cls, config: C) -> bool:
+        """Whether it is to be given the skill bank of its keys, see BankConfig."""
+        return False
 
     @property
     @abstractmethod
     def streams(self) -> Mapping[str, Stream]:
         """The objective, written as a sum; terms with coefficient 0 are left out by the trainer."""
 
-    def propose(self, it: Iteration) -> list[SkillRequest]:
-        """Skills to be written. May read ``it.groups``."""
+    def propose(self, it: Iteration) -> Sequence[SkillRequest | Skill]:
+        """Skills to be written, and skills as they are. May read ``it.groups``."""
         return []
 
     def plan(self, it: Iteration) -> list[ReplayRequest]:

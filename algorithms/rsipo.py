@@ -9,7 +9,7 @@ L_OPSD(omega) + L_skill.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,11 @@ from rsipo_lightning.algorithms.credit import like
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
 from rsipo_lightning.algorithms.losses import gated_distillation, reverse_kl, reward_weighted_nll
 from rsipo_lightning.algorithms.shrinkage import Shrinkage, type_sums
+from rsipo_lightning.bank import BankConfig, SkillBank
 from rsipo_lightning.checks import one_of, within
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.rng import keyed_random
+from rsipo_lightning.skills import category
 from rsipo_lightning.tokens import constant, skill_row, with_credit, with_skill
 from rsipo_lightning.types import (
     Iteration,
@@ -31,19 +33,23 @@ from rsipo_lightning.types import (
     Sample,
     Skill,
     SkillRequest,
+    Task,
     Trajectory,
+    WrittenSkill,
 )
 
 if TYPE_CHECKING:
+    from rsipo_lightning.codec import Codec
     from rsipo_lightning.config import RolloutSection
 
 ALL = "*"  # pseudo type: all tasks together
 
 
 @dataclass
-class RSIPOConfig(GRPOConfig):
+class RSIPOConfig(BankConfig, GRPOConfig):
     """Keys of RSIPO; status and source of each default: methods.md 6.5, ablations: section 8."""
 
+    skill_source: str = "policy"  # policy (it writes them) | bank (a file: nothing is written)
     replays: int = 4  # K, replays with the skill from the same initial state
     length_penalty: float = 0.5  # alpha in u = 1[success] (1 - alpha T / T_max)
     trust_slope: float = 2.0  # kappa in omega = clip(1 + kappa g, 0, omega_max)
@@ -67,6 +73,7 @@ class RSIPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_of("algo.skill_source", self.skill_source, ("policy", "bank"))
         one_of("algo.gate", self.gate, ("sigmoid", "none"))
         one_of("algo.noise", self.noise, ("own", "pooled", "blend", "max"))
         one_of("algo.split", self.split, ("random", "success_first"))
@@ -97,8 +104,14 @@ class RSIPO(GRPO[RSIPOConfig]):
 
     Config = RSIPOConfig
 
-    def __init__(self, config: RSIPOConfig, seed: int, codec: Any = None) -> None:
-        super().__init__(config, seed, codec)
+    def __init__(
+        self,
+        config: RSIPOConfig,
+        seed: int,
+        codec: Codec | None = None,
+        bank: SkillBank | None = None,
+    ) -> None:
+        super().__init__(config, seed, codec, bank)
         self.shrinkage = Shrinkage(config.decay)
 
     @classmethod
@@ -110,6 +123,11 @@ class RSIPO(GRPO[RSIPOConfig]):
                 "halves and needs an even number of at least 4"
             )
 
+    @classmethod
+    def uses_bank(cls, config: RSIPOConfig) -> bool:
+        """With ``skill_source=bank``."""
+        return config.skill_source == "bank"
+
     @property
     def streams(self) -> Mapping[str, Stream]:
         """L = L_RLVR + lambda_OPSD L_OPSD(omega) + L_skill."""
@@ -118,14 +136,19 @@ class RSIPO(GRPO[RSIPOConfig]):
         return {
             **super().streams,
             "teacher": Stream(distillation, c.distill),
-            "writer": Stream(reward_weighted_nll, c.skill),
+            "writer": Stream(reward_weighted_nll, self.writing),
         }
+
+    @property
+    def writing(self) -> float:
+        """lambda_skill; 0 where the policy writes none."""
+        return self.config.skill if self.config.skill_source == "policy" else 0.0
 
     @property
     def checked(self) -> bool:
         """Whether anything uses the execution check."""
         c = self.config
-        return c.skill > 0 or (c.distill > 0 and c.trust) or c.replay_grpo
+        return self.writing > 0 or (c.distill > 0 and c.trust) or c.replay_grpo
 
     def halves(self, group: RolloutGroup, update: int) -> tuple[list[Trajectory], list[Trajectory]]:
         """Evidence and control, G/2 each, drawn without looking at outcomes; broken episodes are
@@ -142,12 +165,14 @@ class RSIPO(GRPO[RSIPOConfig]):
         evidence, control = trajectories[:half], trajectories[half:]
         return [t for t in evidence if t.scored], [t for t in control if t.scored]
 
-    def propose(self, it: Iteration) -> list[SkillRequest]:
-        """One skill per task, from a random success of the evidence half if there is one, else from
-        any of it.
+    def propose(self, it: Iteration) -> Sequence[SkillRequest | Skill]:
+        """One skill per task: to be written from a random success of the evidence half if there is
+        one, else from any of it; or the bank's.
         """
         if not (self.checked or self.config.distill > 0):
             return []
+        if self.bank:
+            return [self.given(g.task) for g in it.groups if g.scored]
         requests = []
         for group in it.groups:
             evidence, _ = self.halves(group, it.update)
@@ -156,6 +181,12 @@ class RSIPO(GRPO[RSIPOConfig]):
                 chosen = keyed_random(self.seed, "evidence", it.update, group.task.id).choice(pool)
                 requests.append(SkillRequest(chosen, self.config.skill_temperature))
         return requests
+
+    def given(self, task: Task) -> Skill:
+        """What the bank says for the task's type."""
+        assert self.bank is not None
+        text = self.bank.text(task.type)
+        return Skill(task, text, category(text))
 
     def plan(self, it: Iteration) -> list[ReplayRequest]:
         """K replays for each valid skill; the controls are the other half of the group: no extra
@@ -193,10 +224,9 @@ class RSIPO(GRPO[RSIPOConfig]):
         if self.config.replay_grpo:
             replays = [RolloutGroup(r.skill.task, r.treated) for r in it.replays]
             samples += [s for group in replays for part in self.actor(group) for s in part]
-        if self.config.skill > 0:
-            samples += [
-                self.writer(s, rewards[s.task.id]) for s in it.skills if s.task.id in rewards
-            ]
+        if self.writing > 0:
+            written = [s for s in it.skills if isinstance(s, WrittenSkill)]
+            samples += [self.writer(s, rewards[s.task.id]) for s in written if s.task.id in rewards]
         return samples
 
     # ---- (a) reward of the skill's tokens
@@ -223,7 +253,7 @@ class RSIPO(GRPO[RSIPOConfig]):
         n, total, *_ = sums[key]
         return (total - gain) / (n - 1) if n > 1 else 0.0
 
-    def writer(self, skill: Skill, reward: float) -> Sample:
+    def writer(self, skill: WrittenSkill, reward: float) -> Sample:
         """-r_x (1/|s_x|) sum_j log pi(s_xj | analysis prompt); the mean over tasks is the stream's
         denominator.
         """

@@ -24,6 +24,7 @@ from rsipo_lightning.types import (
     Role,
     Skill,
     SkillRequest,
+    WrittenSkill,
 )
 
 
@@ -39,17 +40,20 @@ class ReplayGains(L.Callback):
         """propose -> skills -> plan -> replays."""
         started = time.perf_counter()
         it, algorithm = pl_module.iteration, pl_module.algorithm
-        requests = algorithm.propose(it)
-        it.skills = self.write(requests, it.update)
+        proposed = algorithm.propose(it)
+        requests = [p for p in proposed if isinstance(p, SkillRequest)]
+        written = self.write(requests, it.update)
+        it.skills = [*(p for p in proposed if isinstance(p, Skill)), *written]
         plans = algorithm.plan(it)
         it.replays = self.replay(plans, it, trainer)
         if requests:
-            analysed = len(it.skills) / len(requests)  # others: the episode fills the context
+            analysed = len(written) / len(requests)  # others: the episode fills the context
             it.metrics.mean(keys.SKILL_ANALYSED, analysed, len(requests))
+        if proposed:
             add_replays(it.metrics, it.replays)
             it.metrics.mean("time/replay_s", time.perf_counter() - started)
 
-    def write(self, requests: Sequence[SkillRequest], update: int) -> list[Skill]:
+    def write(self, requests: Sequence[SkillRequest], update: int) -> list[WrittenSkill]:
         """Let the policy write one skill per request, all in one batch, and validate each."""
         r, codec = self.config.rollout, self.player.codec
         style = self.player.suite.config.prompt
@@ -83,7 +87,15 @@ class ReplayGains(L.Callback):
                 if not invalid:
                     invalid = self.player.suite.check_skill(request.trajectory, text)
                 skills.append(
-                    Skill(request.trajectory, text, category(text), invalid, prompt.ids, completion)
+                    WrittenSkill(
+                        request.trajectory.task,
+                        text,
+                        category(text),
+                        invalid,
+                        trajectory=request.trajectory,
+                        prompt_ids=prompt.ids,
+                        completion=completion,
+                    )
                 )
         return skills
 

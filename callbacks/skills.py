@@ -11,7 +11,7 @@ from rsipo_lightning.callbacks import markup
 from rsipo_lightning.callbacks.board import add_text
 from rsipo_lightning.callbacks.host import host
 from rsipo_lightning.metrics import Metrics
-from rsipo_lightning.types import Iteration, ReplayResult, Skill
+from rsipo_lightning.types import Iteration, ReplayResult, Skill, WrittenSkill
 
 
 class SkillCategory(pl.Callback):
@@ -63,7 +63,9 @@ def _page(iteration: Iteration, shown: int) -> str:
                 skill.category if skill.valid else f"invalid: {skill.invalid}",
                 "" if gain is None else f"{gain:+.3f}",
                 "" if trust is None else f"{trust:.2f}",
-                skill.text or skill.completion.text,
+                skill.completion.text
+                if isinstance(skill, WrittenSkill) and not skill.text
+                else skill.text,
             ]
         )
     return markup.table(["task type", "category", "gain", "trust", "skill"], rows)

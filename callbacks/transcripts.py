@@ -22,6 +22,7 @@ from rsipo_lightning.types import (
     Skill,
     Trajectory,
     Turn,
+    WrittenSkill,
 )
 
 
@@ -139,6 +140,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def _skill_row(iteration: Iteration, skill: Skill, result: ReplayResult | None) -> dict[str, Any]:
+    written = skill if isinstance(skill, WrittenSkill) else None
     return {
         "update": iteration.update + 1,
         "task": skill.task.id,
@@ -148,11 +150,11 @@ def _skill_row(iteration: Iteration, skill: Skill, result: ReplayResult | None) 
         "valid": skill.valid,
         "reason": skill.invalid,
         "text": skill.text,
-        "raw": skill.completion.text,
+        "raw": written.completion.text if written else None,
         "gain": result.gain if result else None,
         "noise": result.noise if result else None,
         "trust": iteration.trust.get(skill.task.id),
-        "evidence_success": skill.trajectory.success,
+        "evidence_success": written.trajectory.success if written else None,
         "treated_success_frac": success_rate(result.treated) if result else None,
         "control_success_frac": success_rate(result.control) if result else None,
     }

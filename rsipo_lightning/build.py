@@ -23,6 +23,7 @@ from rich.console import Console
 
 from rsipo_lightning import registry
 from rsipo_lightning.algorithms.base import Algorithm, active
+from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.callbacks.best_skills import BestSkills
 from rsipo_lightning.callbacks.board import writer_errors_once
 from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest, updates_of
@@ -94,7 +95,10 @@ def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
     algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
     algorithm_class.check(config.algo, config.rollout)
     a = actors(config, splits)
-    algorithm = algorithm_class(config.algo, config.seed, a.codec)
+    bank = None
+    if algorithm_class.uses_bank(config.algo):
+        bank = SkillBank.of(config.algo, a.suite.name, a.suite.types)
+    algorithm = algorithm_class(config.algo, config.seed, a.codec, bank)
     return Parts(a.suite, a.codec, a.policy, a.player, algorithm)
 
 
@@ -123,7 +127,7 @@ def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
     return Actors(suite, codec, policy, Player(suite, engine_class(policy, codec.tokenizer), codec))
 
 
-def check_training(config: RunConfig, made: Actors) -> None:
+def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = None) -> None:
     """What only a training run needs. ConfigError, before anything is written."""
     t, r = config.trainer, config.rollout
     if config.model.dtype != "float32":
@@ -145,11 +149,13 @@ def check_training(config: RunConfig, made: Actors) -> None:
                 f"rollout.tasks={r.tasks}: there are only {have} training tasks{where}"
             )
     opening = made.suite.make().reset(shares[0].tasks[0])
-    need = len(made.codec.start(opening)[0]) + r.max_new_tokens
+    skill = max((bank.text(kind) for kind in made.suite.types), key=len) if bank else ""
+    need = len(made.codec.start(opening, skill)[0]) + r.max_new_tokens
     if need > r.context:
+        hint = " with a skill of the bank; algo.bank_top=N shows fewer" if bank else ""
         raise ConfigError(
             f"rollout.context={r.context}: a first prompt and a turn of rollout.max_new_tokens="
-            f"{r.max_new_tokens} take {need} tokens"
+            f"{r.max_new_tokens} take {need} tokens{hint}"
         )
 
 
@@ -171,7 +177,7 @@ def fit(
     quiet()
     checkpoint = latest(Path(resume)) if resume else None
     made = parts(config, ("train", "val", "test"))
-    check_training(config, made)
+    check_training(config, made, made.algorithm.bank)
     if resume:
         folder = RunFolder.open(resume)
         if checkpoint and updates_of(checkpoint) > config.trainer.updates:

@@ -20,11 +20,11 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments import experts, world
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
 from rsipo_lightning.environments.wording import wording
-from rsipo_lightning.imitation import Row, episode_rows, given_skill, outcome, sample, skill_row
+from rsipo_lightning.imitation import Row, episode_rows, outcome, sample, skill_row
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
 from rsipo_lightning.skills import analysis_messages
-from rsipo_lightning.types import Message, Role, Sample, Task, Trajectory
+from rsipo_lightning.types import Message, Role, Sample, Skill, Task, Trajectory
 
 Shares = Mapping[str, float]
 
@@ -202,7 +202,7 @@ class Demonstrations:
         player = ExpertPlayer(
             suite, self.codec, lambda job: experts.demonstrate(job.task, rng, plan)
         )
-        shown = given_skill(task, skill) if skill else None
+        shown = Skill(task, skill, "") if skill else None
         (trajectory,) = player.play([Job(task, Role.STUDENT, 0, 0, shown)], _HOW)
         (row,) = episode_rows(trajectory, 1.0, self.mixture.observation)
         return row, trajectory

@@ -14,14 +14,10 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.skills import write_analysis
 from rsipo_lightning.types import (
-    Completion,
     Credit,
     Iteration,
     Message,
     Sample,
-    Skill,
-    Stop,
-    Task,
     Trajectory,
 )
 
@@ -79,16 +75,6 @@ def skill_row(codec: Codec, asked: Sequence[Message], summary: str, skill: str) 
 def outcome(trajectory: Trajectory) -> str:
     """The scripted summary of an episode: ``"success after 3 turns"``."""
     return f"{'success' if trajectory.success else 'failure'} after {trajectory.steps} turns"
-
-
-def unplayed(task: Task) -> Trajectory:
-    """An episode without a turn."""
-    return Trajectory(task, 0, (), False, 0.0, Stop.DONE, 1)
-
-
-def given_skill(task: Task, text: str) -> Skill:
-    """A skill that no policy has written, to be shown in a prompt."""
-    return Skill(unplayed(task), text, "", "", (), Completion((), (), "", False, 0))
 
 
 class Batches(Protocol):

@@ -27,7 +27,15 @@ from rsipo_lightning.policy import Policy
 from rsipo_lightning.reduce import sum_over_ranks
 from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.tokens import TokenBatch, collate, null_sample, pad, split
-from rsipo_lightning.types import Iteration, MicroBatch, Role, RolloutGroup, Sample, Task
+from rsipo_lightning.types import (
+    Iteration,
+    MicroBatch,
+    Role,
+    RolloutGroup,
+    Sample,
+    Task,
+    WrittenSkill,
+)
 
 
 class PolicyModule(L.LightningModule):
@@ -73,7 +81,7 @@ class PolicyModule(L.LightningModule):
     def _check_fresh(self, it: Iteration) -> None:
         completions = [
             *(turn.completion for g in it.groups for t in g.trajectories for turn in t.turns),
-            *(skill.completion for skill in it.skills),
+            *(skill.completion for skill in it.skills if isinstance(skill, WrittenSkill)),
             *(turn.completion for r in it.replays for t in r.treated for turn in t.turns),
         ]
         stale = {c.policy_version for c in completions} - {self.version}

@@ -27,6 +27,7 @@ from rsipo_lightning.errors import CheckpointError, ConfigError, DataError
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 TINY = Path(__file__).parent / "models" / "tiny"
+SMOLLM2 = "./models/SmolLM2-135M-Instruct"  # as configs/model/smollm2.yaml has it
 
 
 class Policy(nn.Module):
@@ -198,6 +199,8 @@ def _check_source(path: str, source: str) -> bool:
         return True
     if folder.exists():
         raise DataError(f"model.path: {path} is a file; give the folder that it is in")
+    if path == SMOLLM2:
+        raise DataError(f"model.path: there is no folder '{path}' here; make it with: make smollm2")
     if not _HUB_NAME.fullmatch(path):
         raise DataError(f"model.path: there is no folder {path}")
     return not _hub_answers()

@@ -11,7 +11,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rsipo_lightning.types import Completion, Credit, Sample, Skill, TeacherView, Trajectory
+from rsipo_lightning.types import (
+    Completion,
+    Credit,
+    Sample,
+    TeacherView,
+    Trajectory,
+    WrittenSkill,
+)
 
 T = TypeVar("T")
 
@@ -32,7 +39,7 @@ def rows(trajectory: Trajectory) -> list[Sample]:
     return [row.sample() for row in done if row.turn]
 
 
-def skill_row(skill: Skill) -> Sample:
+def skill_row(skill: WrittenSkill) -> Sample:
     """The row of a written skill: its prompt, then its sampled tokens (end token included)."""
     row = _Row()
     row.add(0, skill.prompt_ids, skill.completion)

@@ -156,22 +156,25 @@ class SkillRequest:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """A sampled text, hence trainable: ``completion.ids`` after ``prompt_ids``."""
+    """Advice for a task: from a bank, or a WrittenSkill."""
 
-    trajectory: Trajectory  # the evidence it was written from
+    task: Task
     text: str  # the policy-facing advice; "" if it did not parse
     category: str  # procedural | recovery | format | other
-    invalid: str  # why it must not be used; "" if valid
-    prompt_ids: tuple[int, ...]
-    completion: Completion
-
-    @property
-    def task(self) -> Task:
-        return self.trajectory.task
+    invalid: str = ""  # why it must not be used; "" if valid
 
     @property
     def valid(self) -> bool:
         return not self.invalid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenSkill(Skill):
+    """A sampled text, hence trainable: ``completion.ids`` after ``prompt_ids``."""
+
+    trajectory: Trajectory  # the evidence it was written from
+    prompt_ids: tuple[int, ...]
+    completion: Completion
 
 
 @dataclass(frozen=True, slots=True)

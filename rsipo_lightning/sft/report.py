@@ -11,10 +11,9 @@ from rich.table import Table
 from rsipo_lightning.build import Actors
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.environments import experts
-from rsipo_lightning.imitation import given_skill
 from rsipo_lightning.rollout import Job, Sampling
 from rsipo_lightning.skills import analysis_messages, read_skill
-from rsipo_lightning.types import Prompt, Role, Task, Trajectory
+from rsipo_lightning.types import Prompt, Role, Skill, Task, Trajectory
 
 Figures = dict[str, dict[str, float | None]]  # {skill in the prompt: {what: percent}}
 
@@ -34,7 +33,7 @@ def figures(config: RunConfig, made: Actors, per_type: int, split: str = "val") 
 
     def look(shown: Sequence[tuple[Task, str]]) -> tuple[list[Trajectory], dict[str, float | None]]:
         jobs = [
-            Job(task, Role.EVAL, 0, 0, given_skill(task, text) if text else None)
+            Job(task, Role.EVAL, 0, 0, Skill(task, text, "") if text else None)
             for task, text in shown
         ]
         played = made.player.play(jobs, how)

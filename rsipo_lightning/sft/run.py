@@ -29,7 +29,7 @@ from rsipo_lightning.demonstrations import Demonstrations, Lessons
 from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.environments.search import SearchSuite
 from rsipo_lightning.errors import ConfigError, RsipoError
-from rsipo_lightning.imitation import Epochs, unplayed
+from rsipo_lightning.imitation import Epochs
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.run_folder import RunFolder
 from rsipo_lightning.sft import report
@@ -37,7 +37,7 @@ from rsipo_lightning.sft.episodes import STAGE1, held_out, play, rows, written
 from rsipo_lightning.sft.labels import Ask, Labeller, read_known
 from rsipo_lightning.sft.training import mean_nll, train
 from rsipo_lightning.skills import analysis_messages, analysis_template
-from rsipo_lightning.types import Iteration, RolloutGroup, Trajectory
+from rsipo_lightning.types import Iteration, RolloutGroup, Stop, Trajectory
 
 LABELS = "labels.jsonl"
 EPISODES = "trajectories.jsonl"
@@ -97,7 +97,7 @@ def _check_episodes(config: SftConfig, made: Actors, labeller: Labeller) -> None
     if s.actor == "expert":
         made.suite.expert(first, random.Random(0))
     if s.labels == "scripted":
-        made.suite.hindsight(unplayed(first), random.Random(0))
+        made.suite.hindsight(Trajectory(first, 0, (), False, 0.0, Stop.DONE, 1), random.Random(0))
     if labeller.endpoint:
         labeller.endpoint.probe()
 

@@ -32,6 +32,7 @@ from rsipo_lightning.types import (
     Task,
     Trajectory,
     Turn,
+    WrittenSkill,
 )
 
 TOKENIZER = byte_tokenizer(["Your question: where was the director of the film born?"] * 9)
@@ -75,13 +76,14 @@ def iteration(policy: Policy, broken: int = 0) -> Iteration:
             played[k] = replace(played[k], stop=Stop.ERROR, success=False, score=0.0)
         it.groups.append(RolloutGroup(task, tuple(played)))
         prompt = CODEC.start(f"Your question: write {task.id}")[0]
-        skill = Skill(
-            played[-1],
+        skill = WrittenSkill(
+            task,
             "look first, then answer it now",
             "procedural",
             "too short" if i == 2 else "",
-            prompt,
-            sampled(engine, prompt, i, 12),
+            trajectory=played[-1],
+            prompt_ids=prompt,
+            completion=sampled(engine, prompt, i, 12),
         )
         it.skills.append(skill)
         if skill.valid:

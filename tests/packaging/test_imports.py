@@ -14,10 +14,10 @@ PACKAGE = ROOT / "rsipo_lightning"
 LAYERS: list[set[str]] = [
     {"types", "errors", "keys", "rng", "checks", "metrics", "reduce", "web"},
     {"protocols", "registry", "endpoint", "config", "composing", "run_folder", "metrics_csv"},
-    {"codec", "skills", "tokens", "policy", "rollout", "replay"},
+    {"codec", "skills", "tokens", "policy", "rollout", "replay", "bank"},
     {"algorithms"},
     {"module"},
-    {"callbacks", "tiny", "imitation", "demonstrations"},
+    {"callbacks", "tiny", "imitation", "demonstrations", "smollm2"},
     {"eval_report", "published"},
     {"build", "testing"},
     {"sft"},

@@ -114,7 +114,7 @@ def test_turns_extend_one_another_and_ids_are_those_of_the_engine() -> None:
 
 
 def test_a_window_starts_a_new_conversation_with_its_own_anchor_and_skill() -> None:
-    skill = Skill(None, SKILL, "", "", (), None)  # type: ignore[arg-type]
+    skill = Skill(jobs(1)[0].task, SKILL, "")
     job = replace(jobs(1)[0], skill=skill)
     (t,) = player(say("window", "look")).play([job], HOW)
     assert t.measures == {"taken": 3.0}

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from rsipo_lightning.algorithms.base import active
 from rsipo_lightning.algorithms.rsipo import RSIPO, RSIPOConfig
+from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RolloutSection
 from rsipo_lightning.errors import ConfigError
@@ -19,10 +21,12 @@ from rsipo_lightning.types import (
     ReplayResult,
     RolloutGroup,
     Skill,
+    SkillRequest,
     Stop,
     Task,
     Trajectory,
     Turn,
+    WrittenSkill,
 )
 
 CODEC = Codec(byte_tokenizer())
@@ -45,14 +49,15 @@ def group(name: str, outcomes: str, kind: str = "a") -> RolloutGroup:
     return RolloutGroup(task, tuple(made))
 
 
-def skill(g: RolloutGroup, invalid: str = "") -> Skill:
-    return Skill(
-        g.trajectories[0],
+def skill(g: RolloutGroup, invalid: str = "") -> WrittenSkill:
+    return WrittenSkill(
+        g.task,
         "look first, then answer",
         "procedural",
         invalid,
-        (1, 2),
-        Completion((6, 7, 8, 9), (-1.0,) * 4, "x", False, 0),
+        trajectory=g.trajectories[0],
+        prompt_ids=(1, 2),
+        completion=Completion((6, 7, 8, 9), (-1.0,) * 4, "x", False, 0),
     )
 
 
@@ -102,6 +107,7 @@ def test_a_success_of_the_evidence_half_is_preferred() -> None:
         g = group(f"t{i}", "11000000")
         it = iteration([g], [0.0])
         (request,) = algorithm.propose(it)
+        assert isinstance(request, SkillRequest)
         evidence, _ = algorithm.halves(g, 0)
         assert request.trajectory in evidence
         assert request.trajectory.success == any(t.success for t in evidence)
@@ -243,6 +249,41 @@ def test_ablation_switches_change_what_is_asked_for() -> None:
     )
 
 
+def test_a_bank_gives_each_task_the_skill_of_its_type_and_nothing_is_written() -> None:
+    bank = SkillBank("here", ("- general",), {"a": ("- for a",), "b": ("- for b",)}, {})
+    keys = RSIPOConfig(skill_source="bank", n_min=1, kl=0.0, entropy=0.0)
+    algorithm = RSIPO(keys, 0, CODEC, bank)
+    assert RSIPO.uses_bank(keys)
+    assert not RSIPO.uses_bank(RSIPOConfig())
+    assert "writer" not in active(algorithm.streams)
+    groups = [group("x", "1010"), group("y", "eeee"), group("z", "1010", "b")]
+    it = Iteration(0, [g.task for g in groups], Metrics())
+    it.groups = groups
+    skills = [p for p in algorithm.propose(it) if isinstance(p, Skill)]
+    assert [(s.task.id, s.text) for s in skills] == [
+        ("x", "General skills:\n- general\n\nSkills for a:\n- for a"),
+        ("z", "General skills:\n- general\n\nSkills for b:\n- for b"),
+    ]
+    it.skills = skills
+    plans = algorithm.plan(it)
+    assert [(p.skill, p.n, len(p.control)) for p in plans] == [(s, 4, 2) for s in skills]
+    it.replays = [replace(result(groups[0], 0.25), skill=s) for s in skills]
+    samples = algorithm.credit(it, algorithm.statistics(it))
+    assert not any("writer" in s.credits for s in samples)
+    assert it.trust == pytest.approx({"x": 1.5, "z": 1.5})
+    section = CODEC.section_ids(skills[0].text)
+    assert [len(s.views["teacher"].ids) - len(s.ids) for s in samples[:4]] == [len(section)] * 4
+
+
+def test_without_trust_a_bank_needs_no_replays() -> None:
+    """OPSD with a static bank, as in the ablation arms of section 8."""
+    bank = SkillBank("here", ("- general",), {"a": ("- for a",)}, {})
+    keys = RSIPOConfig(skill_source="bank", trust=False)
+    it = iteration([group("x", "1010")], [None])
+    algorithm = RSIPO(keys, 0, CODEC, bank)
+    assert (len(algorithm.propose(it)), algorithm.plan(it)) == (1, [])
+
+
 def test_state_round_trip() -> None:
     one, other = rsipo(), rsipo()
     it = iteration([group("x", "10"), group("y", "10")], [0.5, 0.1])
@@ -267,6 +308,7 @@ def test_odd_or_small_groups_are_refused(size: int) -> None:
     "bad",
     [
         {"gate": "soft"},
+        {"skill_source": "file"},
         {"replays": 1},
         {"length_penalty": 1.5},
         {"distill": -1.0},

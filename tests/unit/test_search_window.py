@@ -132,7 +132,7 @@ def test_the_weight_of_a_trajectory_does_not_depend_on_its_rows(reduction):
 
 
 def test_replays_and_teachers_see_the_skill_in_every_prompt():
-    skill = Skill(None, SKILL, "", "", (), None)  # type: ignore[arg-type]
+    skill = Skill(TASK, SKILL, "")
     student, replay = _play("window", LONG), _play("window", LONG, skill)
     section = CODEC.section_ids(SKILL)
     for row, turn in zip(rows(student), replay.turns, strict=True):

@@ -26,6 +26,7 @@ from rsipo_lightning.types import (
     Task,
     Trajectory,
     Turn,
+    WrittenSkill,
 )
 
 
@@ -77,9 +78,18 @@ def skill(
     text: str = "1. search first",
     category: str = "procedural",
     invalid: str = "",
-) -> Skill:
+) -> WrittenSkill:
     raw = completion(f'{{"skill": "{text}"}}')
-    return Skill(trajectory(of), "" if invalid else text, category, invalid, (1, 2), raw)
+    evidence = trajectory(of)
+    return WrittenSkill(
+        evidence.task,
+        "" if invalid else text,
+        category,
+        invalid,
+        trajectory=evidence,
+        prompt_ids=(1, 2),
+        completion=raw,
+    )
 
 
 def replay(of: Skill, treated: Sequence[bool], control: Sequence[bool], gain: float | None) -> Any:
