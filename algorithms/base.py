@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from rsipo_lightning.tokens import TokenBatch
-from rsipo_lightning.types import Iteration, ReplayRequest, Sample, Skill, SkillRequest
+from rsipo_lightning.types import (
+    Iteration,
+    ReplayRequest,
+    RolloutGroup,
+    Sample,
+    Skill,
+    SkillRequest,
+    Task,
+)
 
 if TYPE_CHECKING:
     from rsipo_lightning.bank import SkillBank
@@ -27,6 +35,7 @@ TokenLoss = Callable[
     [TokenBatch, Tensor, Tensor], Tensor
 ]  # (batch, log-probs [N], values [N]) -> [N]
 Sums = Mapping[str, tuple[float, ...]]
+PLAIN, TRAIN = "plain", "train"  # phases, see Algorithm.context
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,22 @@ class Stream:
     loss: TokenLoss
     coef: float = 1.0
     reference: bool = False  # the loss reads batch.scores["reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """The weights that score the teacher views: those of the policy before the update, or a copy.
+
+    ``every`` n > 1: a copy that is refreshed every n updates; 0: the policy as it was at the start.
+    ``ema`` d > 0: a copy that becomes d * copy + (1 - d) * policy after each update.
+    """
+
+    every: int = 1
+    ema: float = 0.0
+
+    @property
+    def live(self) -> bool:
+        return self.every == 1 and not self.ema
 
 
 @dataclass
@@ -52,6 +77,9 @@ class Algorithm(ABC, Generic[C]):
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+    # What the student's prompt holds where the policy is evaluated, see ``context``. The first one
+    # is the result of a run; each further one costs as much again.
+    phases: ClassVar[tuple[str, ...]] = (PLAIN,)
 
     def __init__(
         self, config: C, seed: int, codec: Codec | None = None, bank: SkillBank | None = None
@@ -75,6 +103,31 @@ class Algorithm(ABC, Generic[C]):
     def streams(self) -> Mapping[str, Stream]:
         """The objective, written as a sum; terms with coefficient 0 are left out by the trainer."""
 
+    @property
+    def teacher(self) -> Teacher:
+        """Whose weights score the teacher views."""
+        return Teacher()
+
+    @property
+    def shapes(self) -> bool:
+        """Whether ``shape`` reads ``scores["old"]``, which may cost a pass over the rows."""
+        return False
+
+    @property
+    def max_batches(self) -> int:
+        """Batches of tasks that one update may play, see ``accept``."""
+        return 1
+
+    def context(self, task: Task, phase: str) -> str:
+        """Advice in the prompt of a student; ``phase`` is "train" or one of ``phases``."""
+        return ""
+
+    def accept(self, group: RolloutGroup) -> bool:
+        """Whether to train on a group. Other tasks are played in place of the others, until the
+        update is full or has played ``max_batches`` batches of tasks.
+        """
+        return True
+
     def propose(self, it: Iteration) -> Sequence[SkillRequest | Skill]:
         """Skills to be written, and skills as they are. May read ``it.groups``."""
         return []
@@ -93,8 +146,8 @@ class Algorithm(ABC, Generic[C]):
     def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
         """Training rows with their credits and teacher views."""
 
-    def shape(self, samples: list[Sample]) -> list[Sample]:
-        """Change credits once teacher and reference scores are known."""
+    def shape(self, samples: list[Sample], it: Iteration) -> list[Sample]:
+        """Change credits once teacher and reference scores are known; NaN is no score."""
         return samples
 
     def state_dict(self) -> dict[str, Any]:

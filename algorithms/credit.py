@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 
-from rsipo_lightning.tokens import constant, rows, with_credit
+import torch
+from torch import Tensor
+
+from rsipo_lightning.metrics import Metrics
+from rsipo_lightning.tokens import constant, rows, with_credit, with_skill
 from rsipo_lightning.types import Credit, RolloutGroup, Sample
 
 
@@ -60,6 +65,42 @@ def actor_rows(
     return done
 
 
-def like(credit: Credit, value: float) -> Credit:
-    """The same weights with another value."""
-    return Credit(credit.weight, credit.value.new_full(credit.value.shape, value))
+def taught(sample: Sample, section: Sequence[int], value: float = 1.0) -> Sample:
+    """An actor's row with a view "teacher" of itself, which shows this section at its anchor.
+
+    Stream "teacher" has the actor's weights and this value.
+    """
+    weight, advantage = sample.credits["actor"]
+    credit = Credit(weight, torch.full_like(advantage, value))
+    views = {**sample.views, "teacher": with_skill(sample, section)}
+    return replace(with_credit(sample, teacher=credit), views=views)
+
+
+def gap(sample: Sample, view: str = "teacher") -> Tensor:
+    """[N] d = l_T - l_old, 0 where the view scored nothing."""
+    return (sample.scores[view] - sample.scores["old"]).nan_to_num(nan=0.0)
+
+
+def reweighted(
+    sample: Sample, weigh: Callable[[Tensor], Tensor], bound: float, lam: float, metrics: Metrics
+) -> Sample:
+    """A' = (1 - lam) A + lam w A with w = clip(weigh(sign(A) d), 1 - bound, 1 + bound), d = l_T -
+    l_old (5.8, 5.10). All detached; a token without a score keeps A.
+    """
+    weight, advantage = sample.credits["actor"]
+    w = weigh(advantage.sign() * gap(sample)).clamp(1 - bound, 1 + bound)
+    factor = (1 - lam) + lam * w
+    metrics.mean("reward/reweighting_mean", float((factor - 1).abs().mean()), sample.n)
+    metrics.mean(
+        "reward/reweighting_clipped_frac", float(((w - 1).abs() >= bound).float().mean()), sample.n
+    )
+    return with_credit(sample, actor=Credit(weight, factor * advantage))
+
+
+def fading(start: float, updates: int, update: int) -> float:
+    """From ``start`` to 0 in a line over ``updates``; 0 updates: it stays.
+
+    >>> [fading(0.5, 100, update) for update in (0, 50, 100, 150)]
+    [0.5, 0.25, 0.0, 0.0]
+    """
+    return start * max(1 - update / updates, 0.0) if updates else start

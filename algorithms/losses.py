@@ -19,13 +19,33 @@ def surrogate(clip_low: float, clip_high: float, dual: float) -> TokenLoss:
     def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
         assert batch.old_logprobs is not None
         ratio = (logp - batch.old_logprobs).exp()
-        clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-        pessimistic = torch.maximum(-value * ratio, -value * clipped)
-        if not dual:
-            return pessimistic
-        return torch.where(value < 0, torch.minimum(pessimistic, -value * dual), pessimistic)
+        return _clipped(ratio, value, clip_low, clip_high, dual)
 
     return loss
+
+
+def sequence_surrogate(clip_low: float, clip_high: float, dual: float) -> TokenLoss:
+    """As ``surrogate``, with one ratio per response: s = exp(mean_t(l_theta - l_old)) (5.14)."""
+
+    def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+        assert batch.old_logprobs is not None
+        places = torch.stack([batch.row, batch.turn])
+        _, response, count = torch.unique_consecutive(
+            places, return_inverse=True, return_counts=True, dim=1
+        )
+        gap = torch.zeros_like(count, dtype=logp.dtype)
+        gap = gap.index_add(0, response, logp - batch.old_logprobs) / count
+        return _clipped(gap.exp()[response], value, clip_low, clip_high, dual)
+
+    return loss
+
+
+def _clipped(ratio: Tensor, value: Tensor, low: float, high: float, dual: float) -> Tensor:
+    clipped = ratio.clamp(1 - low, 1 + high)
+    pessimistic = torch.maximum(-value * ratio, -value * clipped)
+    if not dual:
+        return pessimistic
+    return torch.where(value < 0, torch.minimum(pessimistic, -value * dual), pessimistic)
 
 
 def k3_to_reference(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
@@ -58,6 +78,21 @@ def reverse_kl(view: str = "teacher") -> TokenLoss:
 
     def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
         return -value * (batch.scores[view] - logp.detach()) * logp
+
+    return loss
+
+
+def importance_weighted_k3(view: str = "teacher") -> TokenLoss:
+    """omega rho k3 with r = l_theta - sg l_T, k3 = exp(min(-r, 20)) - 1 + r and rho =
+    exp(min(l_theta - l_old, 10)) (5.7); value omega. The gradient flows through rho too.
+    """
+
+    def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
+        assert batch.old_logprobs is not None
+        r = logp - batch.scores[view]
+        k3 = (-r).clamp(max=20).exp() - 1 + r
+        rho = (logp - batch.old_logprobs).clamp(max=10).exp()
+        return value * rho * k3
 
     return loss
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rsipo_lightning import keys
 from rsipo_lightning.algorithms.base import Stream, Sums
-from rsipo_lightning.algorithms.credit import like
+from rsipo_lightning.algorithms.credit import taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
 from rsipo_lightning.algorithms.losses import gated_distillation, reverse_kl, reward_weighted_nll
 from rsipo_lightning.algorithms.shrinkage import Shrinkage, type_sums
@@ -24,7 +24,7 @@ from rsipo_lightning.checks import one_of, within
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.skills import category
-from rsipo_lightning.tokens import constant, skill_row, with_credit, with_skill
+from rsipo_lightning.tokens import constant, skill_row, with_credit
 from rsipo_lightning.types import (
     Iteration,
     ReplayRequest,
@@ -300,13 +300,7 @@ class RSIPO(GRPO[RSIPOConfig]):
             return parts
         assert self.codec is not None
         section, omega = self.codec.section_ids(skill.text), it.trust[group.task.id]
-        return [
-            replace(
-                with_credit(s, teacher=like(s.credits["actor"], omega)),
-                views={"teacher": with_skill(s, section)},
-            )
-            for s in parts
-        ]
+        return [taught(s, section, omega) for s in parts]
 
     def state_dict(self) -> dict[str, Any]:
         """Type moments."""

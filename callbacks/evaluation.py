@@ -7,11 +7,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import lightning.pytorch as pl
 
+from rsipo_lightning.algorithms.base import PLAIN
 from rsipo_lightning.callbacks.eval_result import EvalResult, Tally
 from rsipo_lightning.callbacks.host import host, updates_made
 from rsipo_lightning.callbacks.progress import announce
@@ -109,7 +111,9 @@ class Evaluation(pl.Callback):
 
     Results go to ``eval.json`` of the run folder at once, so that a resumed run does not repeat
     them. Stands after RolloutCollector (which syncs the weights) and before MetricsLogger.
-    ``on_groups(trainer, pl_module, groups)`` is where the transcripts go.
+    ``on_groups(trainer, pl_module, groups)`` is where the transcripts go. ``phases`` are those of
+    the algorithm: the first is the result, looks at a further one are called ``after_<phase>`` and
+    logged as ``test_<phase>/*``.
     """
 
     def __init__(
@@ -120,37 +124,45 @@ class Evaluation(pl.Callback):
         on_groups: Callable[[pl.Trainer, pl.LightningModule, list[RolloutGroup]], None]
         | None = None,
         max_error_frac: float = 1.0,
+        phases: Sequence[str] = (PLAIN,),
     ) -> None:
         self.max_error_frac = max_error_frac
         self.suite = suite
         self.file = folder / "eval.json"
         self.config = config
         self.on_groups = on_groups
-        self.before: EvalResult | None = None
-        self.after: EvalResult | None = None
+        self.suffixes = {phases[0]: ""} | {phase: f"_{phase}" for phase in phases[1:]}
+        self.looks: dict[str, EvalResult] = {}  # by name: before, after, after_<phase>
+
+    @property
+    def before(self) -> EvalResult | None:
+        return self.looks.get("before")
+
+    @property
+    def after(self) -> EvalResult | None:
+        return self.looks.get("after")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.file.exists():
             stored = json.loads(self.file.read_text(encoding="utf-8"))
-            self.before, self.after = (
-                EvalResult.from_json(stored[name])
-                if stored.get(name, {}).get("updates") == updates
-                else None
-                for name, updates in (("before", 0), ("after", trainer.max_epochs))
-            )
+            for when, updates in (("before", 0), ("after", trainer.max_epochs)):
+                for name in (when + suffix for suffix in self.suffixes.values()):
+                    if stored.get(name, {}).get("updates") == updates:
+                        self.looks[name] = EvalResult.from_json(stored[name])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.before is None and updates_made(trainer) == 0 and self.config.episodes:
-            self.before = self._test(trainer, pl_module, 0)
+        if updates_made(trainer) == 0:
+            self._test(trainer, pl_module, "before", 0)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         updates = updates_made(trainer)
         if not (self.config.every and self.config.val_episodes) or updates % self.config.every:
             return
-        result = self._look(trainer, pl_module, "val", self.config.val_episodes)
         metrics = host(pl_module).iteration.metrics
-        for key, value in result.row("val").items():
-            metrics.mean(key, value)
+        for phase, suffix in self.suffixes.items():
+            result = self._look(trainer, pl_module, "val", self.config.val_episodes, phase)
+            for key, value in result.row("val" + suffix).items():
+                metrics.mean(key, value)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.finish(trainer, pl_module)
@@ -160,27 +172,33 @@ class Evaluation(pl.Callback):
 
         For a run that is resumed after its last update, where Lightning calls no hook of training.
         """
-        updates = updates_made(trainer)
-        if self.after is None and updates == trainer.max_epochs and self.config.episodes:
-            self.after = self._test(trainer, pl_module, updates)
+        if (updates := updates_made(trainer)) == trainer.max_epochs:
+            self._test(trainer, pl_module, "after", updates)
 
-    def _test(self, trainer: pl.Trainer, pl_module: pl.LightningModule, step: int) -> EvalResult:
-        result = self._look(trainer, pl_module, "test", self.config.episodes)
-        for logger in trainer.loggers:
-            logger.log_metrics(result.row("test"), step=step)
-        if trainer.is_global_zero:
-            self._store("before" if step == 0 else "after", result, step)
-        return result
+    def _test(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, when: str, step: int
+    ) -> None:
+        """What is not known yet."""
+        for phase, suffix in self.suffixes.items():
+            name = when + suffix
+            if name in self.looks or not self.config.episodes:
+                continue
+            result = self._look(trainer, pl_module, "test", self.config.episodes, phase)
+            self.looks[name] = result
+            for logger in trainer.loggers:
+                logger.log_metrics(result.row("test" + suffix), step=step)
+            if trainer.is_global_zero:
+                self._store(name, result, step)
 
     def _look(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, split: str, n: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, split: str, n: int, phase: str
     ) -> EvalResult:
         announce(trainer, split)
         sink = self.on_groups
         return evaluate(
             self.suite,
             choose(self.suite, split, n),
-            host(pl_module).play,
+            partial(host(pl_module).play, phase=phase),
             split=split,
             temperature=self.config.temperature,
             on_groups=None if sink is None else lambda groups: sink(trainer, pl_module, groups),

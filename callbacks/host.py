@@ -24,7 +24,13 @@ class Host(Protocol):
     codec: Decoder
 
     def play(
-        self, tasks: Sequence[Task], role: Role, n: int, temperature: float, update: int
+        self,
+        tasks: Sequence[Task],
+        role: Role,
+        n: int,
+        temperature: float,
+        update: int,
+        phase: str | None = None,
     ) -> list[RolloutGroup]:
         """Play each task n times with the weights as they are."""
 

@@ -15,9 +15,18 @@ from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.replay import gain, utilities
 from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.rollout import Job, Player, Sampling
-from rsipo_lightning.skills import analysis_messages, analysis_template, category, read_skill
+from rsipo_lightning.skills import (
+    analysis_messages,
+    analysis_template,
+    asked_again,
+    category,
+    read_skill,
+    read_step_skills,
+)
 from rsipo_lightning.types import (
+    Completion,
     Iteration,
+    Message,
     Prompt,
     ReplayRequest,
     ReplayResult,
@@ -54,12 +63,42 @@ class ReplayGains(L.Callback):
             it.metrics.mean("time/replay_s", time.perf_counter() - started)
 
     def write(self, requests: Sequence[SkillRequest], update: int) -> list[WrittenSkill]:
-        """Let the policy write one skill per request, all in one batch, and validate each."""
-        r, codec = self.config.rollout, self.player.codec
+        """Let the policy write one skill per request, all in one batch, and validate each.
+
+        An episode too long to be analysed has no skill: nothing was sampled, nothing is punished.
+        """
         style = self.player.suite.config.prompt
+        chats = [
+            analysis_messages(r.trajectory, style, self.template, r.step_skills) for r in requests
+        ]
+        skills = self._sample(requests, chats, update)
+        twice = [i for i, s in enumerate(skills) if s and s.invalid and requests[i].attempts > 1]
+        second = self._sample(
+            [requests[i] for i in twice],
+            [
+                [*chats[i], *asked_again(s.completion.text, s.invalid)]
+                for i in twice
+                if (s := skills[i])
+            ],
+            update,
+            "again",
+        )
+        for i, skill in zip(twice, second, strict=True):
+            skills[i] = skill or skills[i]
+        return [skill for skill in skills if skill]
+
+    def _sample(
+        self,
+        requests: Sequence[SkillRequest],
+        chats: Sequence[Sequence[Message]],
+        update: int,
+        *attempt: str,
+    ) -> list[WrittenSkill | None]:
+        """A skill for each chat; None where it does not fit the context."""
+        r, codec = self.config.rollout, self.player.codec
         prompts = [
             Prompt(
-                ids=codec.chat(analysis_messages(request.trajectory, style, self.template)),
+                ids=codec.chat(chat),
                 max_new_tokens=r.max_skill_tokens,
                 temperature=request.temperature,
                 seed=keyed_seed(
@@ -68,36 +107,35 @@ class ReplayGains(L.Callback):
                     request.trajectory.task.id,
                     Role.WRITER,
                     request.trajectory.index,
+                    *attempt,
                 ),
                 stop_ids=codec.stop_ids,
             )
-            for request in requests
+            for request, chat in zip(requests, chats, strict=True)
         ]
         fits = [len(p.ids) + p.max_new_tokens <= r.context for p in prompts]
         completions = iter(
             self.player.engine.generate([p for p, ok in zip(prompts, fits, strict=True) if ok])
         )
-        skills = []
-        for request, prompt, ok in zip(requests, prompts, fits, strict=True):
-            # an episode too long to be analysed has no skill: nothing was sampled, nothing is
-            # punished
-            if ok:
-                completion = next(completions)
-                text, invalid = read_skill(completion.text)
-                if not invalid:
-                    invalid = self.player.suite.check_skill(request.trajectory, text)
-                skills.append(
-                    WrittenSkill(
-                        request.trajectory.task,
-                        text,
-                        category(text),
-                        invalid,
-                        trajectory=request.trajectory,
-                        prompt_ids=prompt.ids,
-                        completion=completion,
-                    )
-                )
-        return skills
+        return [
+            self._read(request, prompt, next(completions)) if ok else None
+            for request, prompt, ok in zip(requests, prompts, fits, strict=True)
+        ]
+
+    def _read(self, request: SkillRequest, prompt: Prompt, completion: Completion) -> WrittenSkill:
+        trajectory, check = request.trajectory, self.player.suite.check_skill
+        text, invalid = read_skill(completion.text)
+        steps = read_step_skills(completion.text, trajectory.steps, request.step_skills)
+        return WrittenSkill(
+            trajectory.task,
+            text,
+            category(text),
+            invalid or check(trajectory, text),
+            trajectory=trajectory,
+            steps={k: advice for k, advice in steps.items() if not check(trajectory, advice)},
+            prompt_ids=prompt.ids,
+            completion=completion,
+        )
 
     def replay(
         self, plans: Sequence[ReplayRequest], it: Iteration, trainer: L.Trainer

@@ -5,14 +5,16 @@ policy.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from math import ceil, floor
+from typing import Any
 
 import lightning as L
 
+from rsipo_lightning.algorithms.base import TRAIN, Algorithm
 from rsipo_lightning.callbacks.progress import progress_of
 from rsipo_lightning.callbacks.rollout_stats import add_rollouts, check_broken
 from rsipo_lightning.config import RunConfig
@@ -45,6 +47,18 @@ def task_batch(shares: Sequence[Share], seed: int, update: int, count: int) -> l
     if len(shares) > 1:  # transcripts and ranks get some of each
         rng.shuffle(batch)
     return batch
+
+
+def others(
+    shares: Sequence[Share], seed: int, update: int, batch: Sequence[Task]
+) -> Iterator[Task]:
+    """The tasks that are not in the batch of an update, each once, in an order of that update."""
+    seen = {task.id for task in batch}
+    places = [(share, i) for share in shares for i in range(len(share.tasks))]
+    for share, i in keyed_random(seed, "others", update).sample(places, len(places)):
+        if (task := share.tasks[i]).id not in seen:
+            seen.add(task.id)
+            yield task
 
 
 def most(shares: Sequence[Share], count: int) -> list[int]:
@@ -80,23 +94,49 @@ class RolloutCollector(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """Fill ``iteration.groups``."""
         started = time.perf_counter()
-        rollout, update = self.config.rollout, pl_module.version
-        tasks = task_batch(self.shares, self.config.seed, update, rollout.tasks)[
-            trainer.global_rank :: trainer.world_size
-        ]
-        it = Iteration(update, tasks, Metrics())
+        update, algorithm = pl_module.version, pl_module.algorithm
+        own, more = self._tasks(update, trainer)
+        played = self._play(own, update, trainer, algorithm)
+        kept = [group for group in played if algorithm.accept(group)]
+        for _ in range(algorithm.max_batches - 1):
+            if len(kept) >= len(own) or not (tasks := list(islice(more, len(own)))):
+                break
+            groups = self._play(tasks, update, trainer, algorithm)
+            played += groups
+            kept += [group for group in groups if algorithm.accept(group)]
+        groups = (kept or played)[: len(own)]  # of no use, but an update needs rows
+        it = Iteration(update, [group.task for group in groups], Metrics())
+        it.groups = groups
         pl_module.iteration = it
-        jobs = [Job(task, Role.STUDENT, i, update) for task in tasks for i in range(rollout.group)]
-        played = shown(
-            trainer, "rollout", self.player, jobs, Sampling.of(self.config, rollout.temperature)
-        )
-        it.groups = [
-            RolloutGroup(task, tuple(played[k * rollout.group : (k + 1) * rollout.group]))
-            for k, task in enumerate(tasks)
-        ]
-        add_rollouts(it.metrics, it.groups)
+        add_rollouts(it.metrics, played)
+        if algorithm.max_batches > 1:
+            it.metrics.fraction("rollout/accepted_frac", len(kept), len(played))
         it.metrics.mean("time/rollout_s", time.perf_counter() - started)
-        check_broken("rollouts", played, rollout.max_error_frac)
+        episodes = [t for group in played for t in group.trajectories]
+        check_broken("rollouts", episodes, self.config.rollout.max_error_frac)
+
+    def _tasks(self, update: int, trainer: L.Trainer) -> tuple[list[Task], Iterator[Task]]:
+        """This rank's tasks of an update, and others that may be played in their place."""
+        seed, count = self.config.seed, self.config.rollout.tasks
+        batch = task_batch(self.shares, seed, update, count)
+        rank, ranks = trainer.global_rank, trainer.world_size
+        more = others(self.shares, seed, update, batch)
+        return batch[rank::ranks], islice(more, rank, None, ranks)
+
+    def _play(
+        self, tasks: Sequence[Task], update: int, trainer: L.Trainer, algorithm: Algorithm[Any]
+    ) -> list[RolloutGroup]:
+        n = self.config.rollout.group
+        jobs = [
+            Job(task, Role.STUDENT, i, update, context=algorithm.context(task, TRAIN))
+            for task in tasks
+            for i in range(n)
+        ]
+        how = Sampling.of(self.config, self.config.rollout.temperature)
+        played = shown(trainer, "rollout", self.player, jobs, how)
+        return [
+            RolloutGroup(task, tuple(played[k * n : (k + 1) * n])) for k, task in enumerate(tasks)
+        ]
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """The update is done: the engine gets the new weights."""

@@ -150,11 +150,12 @@ def _skill_row(iteration: Iteration, skill: Skill, result: ReplayResult | None) 
         "valid": skill.valid,
         "reason": skill.invalid,
         "text": skill.text,
+        "steps": {str(turn + 1): text for turn, text in skill.steps.items()},
         "raw": written.completion.text if written else None,
         "gain": result.gain if result else None,
         "noise": result.noise if result else None,
         "trust": iteration.trust.get(skill.task.id),
-        "evidence_success": written.trajectory.success if written else None,
+        "evidence_success": skill.trajectory.success if skill.trajectory else None,
         "treated_success_frac": success_rate(result.treated) if result else None,
         "control_success_frac": success_rate(result.control) if result else None,
     }

@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -59,9 +59,16 @@ class FitResult:
     """What a run ends with."""
 
     folder: Path
-    before: EvalResult | None
-    after: EvalResult | None
+    looks: Mapping[str, EvalResult]  # before, after, and after_<phase> of methods that have several
     interrupted: bool
+
+    @property
+    def before(self) -> EvalResult | None:
+        return self.looks.get("before")
+
+    @property
+    def after(self) -> EvalResult | None:
+        return self.looks.get("after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +204,10 @@ def fit(
             made.save(folder.path / "policy")
             wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
             folder.finish(_summary(result, module.version), wall, cpu)
-            if result.before or result.after:
-                console.print(table(result.before, result.after))
+            for name in ("", *(f"_{phase}" for phase in made.algorithm.phases[1:])):
+                before, after = (result.looks.get(when + name) for when in ("before", "after"))
+                if before or after:
+                    console.print(*(["phase", name[1:]] if name else []), table(before, after))
             line = f"{module.version} updates in {wall:.0f} s ({cpu:.0f} CPU s): {folder.path}"
             console.print(line, soft_wrap=True, highlight=False, markup=False)
         if result.interrupted:
@@ -218,6 +227,7 @@ def _train(
         config.eval,
         on_groups=transcripts.write_evaluation,
         max_error_frac=config.rollout.max_error_frac,
+        phases=made.algorithm.phases,
     )
     done = updates_of(checkpoint) if checkpoint else 0
     display = [Progress(t.updates, console)] if config.log.progress else []
@@ -260,7 +270,7 @@ def _train(
     finally:
         made.player.engine.close()
         made.suite.close()
-    result = FitResult(folder.path, evaluation.before, evaluation.after, interrupt.presses > 0)
+    result = FitResult(folder.path, evaluation.looks, interrupt.presses > 0)
     return result, module, trainer
 
 
@@ -275,12 +285,11 @@ def quiet() -> None:
 
 def _summary(result: FitResult, updates: int) -> dict[str, Any]:
     """What run.json keeps of the result."""
-    looks = {"before": result.before, "after": result.after}
     return {
         "updates": updates,
         "peak_rss_mib": peak_rss_mib(),
         "interrupted": result.interrupted,
-        **{name: look.to_json() for name, look in looks.items() if look},
+        **{name: look.to_json() for name, look in result.looks.items()},
     }
 
 

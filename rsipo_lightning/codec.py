@@ -96,6 +96,15 @@ class Codec:
         """The lines that show a skill to the policy (methods.md 3.2)."""
         return f"\nEpisode-Level Skill\nFollow this advice where it helps:\n[{skill}]"
 
+    def step_section_ids(self, skill: str) -> tuple[int, ...]:
+        """Ids of the lines that show a skill of one decision (methods.md 3.2)."""
+        return self.encode(f"\nCritical-Step Skill\nFor this decision only:\n[{skill}]")
+
+    @property
+    def tail(self) -> int:
+        """Tokens between the end of a user message and the first that the policy samples."""
+        return len(self._tail)
+
     def extend(self, ids: Sequence[int], observation: str) -> tuple[int, ...]:
         """Append the end of the policy's turn, the next message and the start of the next turn.
 

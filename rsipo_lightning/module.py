@@ -6,6 +6,7 @@ optimization: manual optimization drops gradients under DeepSpeed without a word
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,22 +62,33 @@ class PolicyModule(L.LightningModule):
         self._reference = (
             [reference] if reference else []
         )  # in a list: frozen, and not part of any checkpoint
+        self._teacher = [] if algorithm.teacher.live else [_frozen(policy)]
         self._parts: list[MicroBatch] = []
 
     # ---- from an iteration to micro-batches
 
     def on_train_epoch_start(self) -> None:
-        """credit -> reduce -> score -> shape -> split."""
+        """The iteration's rows, split into micro-batches."""
         self._started = time.perf_counter()
         it, trainer = self.iteration, self.run_config.trainer
         for name in (*self.streams, "total"):
             it.metrics.total(f"loss/{name}", 0.0)  # also where no row has the stream
         self._check_fresh(it)
-        sums = sum_over_ranks(self.algorithm.statistics(it))
-        samples = self.score(self.algorithm.credit(it, sums))
         self._parts = self.micro_batches(
-            self.algorithm.shape(samples), trainer.minibatches, trainer.micro_batches
+            self.samples(it), trainer.minibatches, trainer.micro_batches
         )
+
+    def samples(self, it: Iteration) -> list[Sample]:
+        """reduce -> credit -> score -> shape."""
+        sums = sum_over_ranks(self.algorithm.statistics(it))
+        shaped = self.algorithm.shape(self.score(self.algorithm.credit(it, sums)), it)
+        if self.run_config.trainer.minibatches > 1:
+            return shaped
+        # The only step is taken where pi_old is: its forward gives l_old, and a ratio of exactly 1.
+        return [
+            replace(s, scores={name: x for name, x in s.scores.items() if name != "old"})
+            for s in shaped
+        ]
 
     def _check_fresh(self, it: Iteration) -> None:
         completions = [
@@ -97,12 +109,13 @@ class PolicyModule(L.LightningModule):
         """
         scores: list[dict[str, Tensor]] = [dict(s.scores) for s in samples]
         whole = [(i, s.ids, s.mask, torch.arange(s.n)) for i, s in enumerate(samples)]
-        if self.run_config.trainer.minibatches > 1:
+        if self.run_config.trainer.minibatches > 1 or self.algorithm.shapes:
             self._score(self.policy, "old", whole, samples, scores)
         for name in sum_over_ranks({name: () for s in samples for name in s.views}):
             views = [(i, s.views[name]) for i, s in enumerate(samples) if name in s.views]
+            teacher = self._teacher[0] if self._teacher else self.policy
             self._score(
-                self.policy, name, [(i, v.ids, v.mask, v.index) for i, v in views], samples, scores
+                teacher, name, [(i, v.ids, v.mask, v.index) for i, v in views], samples, scores
             )
         readers = {name for name, stream in self.streams.items() if stream.reference}
         if readers and self._reference:
@@ -196,7 +209,7 @@ class PolicyModule(L.LightningModule):
             loss = loss + term
         self.iteration.metrics.total("loss/total", float(loss.detach()))
         if micro.samples:
-            self._diagnose(batch, fixed, known.get("reference"))
+            self._diagnose(batch, fixed, known)
         return loss
 
     def terms(
@@ -216,8 +229,8 @@ class PolicyModule(L.LightningModule):
                 )
         return done
 
-    def _diagnose(self, batch: TokenBatch, logp: Tensor, referred: Tensor | None) -> None:
-        """Distances of the policy from engine and reference; ``referred`` [N]: has a reference."""
+    def _diagnose(self, batch: TokenBatch, logp: Tensor, known: Mapping[str, Tensor]) -> None:
+        """Distances of the policy from engine, reference and teachers; ``known`` {name: [N]}."""
         metrics = self.iteration.metrics
         assert batch.old_logprobs is not None
         assert batch.entropy is not None
@@ -225,9 +238,15 @@ class PolicyModule(L.LightningModule):
         metrics.mean("policy/mismatch_kl_mean", float(((-d).exp() + d - 1).mean()), d.numel())
         metrics.maximum("policy/mismatch_max", float(d.abs().max()))
         metrics.mean("policy/entropy_mean", float(batch.entropy.detach().mean()), d.numel())
-        if referred is not None and referred.any():
-            x = (batch.scores["reference"] - logp)[referred]
-            metrics.mean("policy/kl_mean", float((x.exp() - x - 1).mean()), x.numel())
+        for name in known:
+            gap = (batch.scores[name] - logp)[known[name]]
+            if name == "old" or not gap.numel():
+                continue
+            if name == "reference":
+                metrics.mean("policy/kl_mean", float((gap.exp() - gap - 1).mean()), gap.numel())
+            else:
+                metrics.mean(f"policy/{name}_gap_mean", float(gap.mean()), gap.numel())
+                metrics.mean(f"policy/{name}_gap_abs_mean", float(gap.abs().mean()), gap.numel())
 
     def configure_gradient_clipping(
         self,
@@ -256,14 +275,30 @@ class PolicyModule(L.LightningModule):
         self._parts = []
         if not all(p.isfinite().all() for p in self.policy.parameters()):
             raise DivergedError(f"weights are no numbers after update {self.version + 1}")
+        self._follow()
         return time.perf_counter() - self._started
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """The teacher's copy after an update."""
+        how, copies = self.algorithm.teacher, self._teacher
+        if not copies or not (how.ema or (how.every and (self.version + 1) % how.every == 0)):
+            return
+        pairs = zip(copies[0].parameters(), self.policy.parameters(), strict=True)
+        for held, current in pairs:
+            held.lerp_(current, 1 - how.ema)
+
+    @property
+    def _lr(self) -> float:
+        """Without any term nothing is learned: not even weight decay may change the policy."""
+        return self.run_config.optim.lr if self.streams else 0.0
 
     def configure_optimizers(self) -> Any:
         """AdamW on all parameters, with the schedule's learning rate."""
         o, t = self.run_config.optim, self.run_config.trainer
         optimizer = torch.optim.AdamW(
             self.policy.parameters(),
-            lr=o.lr,
+            lr=self._lr,
             betas=(o.betas[0], o.betas[1]),
             weight_decay=o.weight_decay,
         )
@@ -287,11 +322,20 @@ class PolicyModule(L.LightningModule):
         n: int,
         temperature: float,
         update: int,
+        phase: str | None = None,
         progress: Callable[[int], None] = lambda n: None,
     ) -> list[RolloutGroup]:
-        """Play each task n times with the weights as they are; see ``Player.play``."""
+        """Play each task n times with the weights as they are; see ``Player.play``.
+
+        ``phase`` is one of the algorithm's, the first one if it is not said.
+        """
+        phase = phase or self.algorithm.phases[0]
         how = Sampling.of(self.run_config, temperature)
-        jobs = [Job(task, role, i, update) for task in tasks for i in range(n)]
+        jobs = [
+            Job(task, role, i, update, context=self.algorithm.context(task, phase))
+            for task in tasks
+            for i in range(n)
+        ]
         played = self.player.play(jobs, how, progress)
         return [
             RolloutGroup(task, tuple(played[k * n : (k + 1) * n])) for k, task in enumerate(tasks)
@@ -306,30 +350,37 @@ class PolicyModule(L.LightningModule):
         return DataLoader(parts, batch_size=None, shuffle=False, collate_fn=_as_is)
 
     def on_fit_start(self) -> None:
-        """The reference follows the policy to its device."""
-        for reference in self._reference:
-            reference.to(self.device)
+        """The copies follow the policy to its device."""
+        for copied in (*self._reference, *self._teacher):
+            copied.to(self.device)
 
     def on_train_start(self) -> None:
         """A resumed optimizer has the learning rate of its checkpoint; the config's counts."""
-        o = self.run_config.optim
+        o, lr = self.run_config.optim, self._lr
         for optimizer in self.trainer.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] *= o.lr / group.get("initial_lr", group["lr"])  # the schedule's share
+                before = group.get("initial_lr", group["lr"])
+                group["lr"] *= lr / before if before else 0.0  # the schedule's share
                 group.update(betas=tuple(o.betas), weight_decay=o.weight_decay)
                 if "initial_lr" in group:
-                    group["initial_lr"] = o.lr
+                    group["initial_lr"] = lr
         for config in self.trainer.lr_scheduler_configs:
-            config.scheduler.base_lrs = [o.lr for _ in config.scheduler.base_lrs]
+            config.scheduler.base_lrs = [lr for _ in config.scheduler.base_lrs]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Version and the algorithm's state, as plain containers."""
-        checkpoint["rsipo"] = {"version": self.version, "algorithm": self.algorithm.state_dict()}
+        checkpoint["rsipo"] = {
+            "version": self.version,
+            "algorithm": self.algorithm.state_dict(),
+            "teacher": [copied.state_dict() for copied in self._teacher],
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over version and the algorithm's state."""
         self.version = checkpoint["rsipo"]["version"]
         self.algorithm.load_state_dict(checkpoint["rsipo"]["algorithm"])
+        for copied, state in zip(self._teacher, checkpoint["rsipo"]["teacher"], strict=True):
+            copied.load_state_dict(state)
 
 
 def lr_factor(schedule: str, warmup: int, total: int, step: int) -> float:
@@ -344,6 +395,11 @@ def lr_factor(schedule: str, warmup: int, total: int, step: int) -> float:
     return {"constant": 1.0, "linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * left)}[
         schedule
     ]
+
+
+def _frozen(policy: Policy) -> Policy:
+    """A copy of the policy as it is now; kept in a list, so that it is no part of the module."""
+    return copy.deepcopy(policy).requires_grad_(False)
 
 
 class _Parts(Dataset[MicroBatch]):

@@ -10,8 +10,24 @@ from rsipo_lightning.errors import PluginError, did_you_mean
 
 BUILTIN: dict[str, dict[str, str]] = {
     "algorithms": {
+        "dapo": "rsipo_lightning.algorithms.dapo:DAPO",
+        "dr_grpo": "rsipo_lightning.algorithms.dr_grpo:DrGRPO",
+        "gigpo": "rsipo_lightning.algorithms.gigpo:GiGPO",
         "grpo": "rsipo_lightning.algorithms.grpo:GRPO",
+        "grpo_opsd": "rsipo_lightning.algorithms.grpo_opsd:GRPOOPSD",
+        "gspo": "rsipo_lightning.algorithms.gspo:GSPO",
+        "opid": "rsipo_lightning.algorithms.opid:OPID",
+        "opsd": "rsipo_lightning.algorithms.opsd:OPSD",
+        "rloo": "rsipo_lightning.algorithms.rloo:RLOO",
+        "rlsd": "rsipo_lightning.algorithms.rlsd:RLSD",
         "rsipo": "rsipo_lightning.algorithms.rsipo:RSIPO",
+        "sdar": "rsipo_lightning.algorithms.sdar:SDAR",
+        "seed": "rsipo_lightning.algorithms.seed:SEED",
+        "skill_grpo": "rsipo_lightning.algorithms.skill_grpo:SkillGRPO",
+        "skill_prompt": "rsipo_lightning.algorithms.skill_prompt:SkillPrompt",
+        "skill_sd": "rsipo_lightning.algorithms.skill_sd:SkillSD",
+        "step_opsd": "rsipo_lightning.algorithms.step_opsd:StepOPSD",
+        "vanilla": "rsipo_lightning.algorithms.vanilla:Vanilla",
     },
     "environments": {
         "search": "rsipo_lightning.environments.search:SearchSuite",

@@ -32,7 +32,8 @@ class Job:
     role: Role
     index: int
     update: int
-    skill: Skill | None = None
+    skill: Skill | None = None  # in the prompt
+    context: str = ""  # in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +127,9 @@ class Player:
 
     def _start(self, episode: _Episode, message: str) -> None:
         """A conversation that begins with this message; a skill is in each of them."""
-        skill = episode.job.skill.text if episode.job.skill else ""
-        episode.message = message
-        episode.ids, episode.anchor = self.codec.start(message, skill)
+        job, episode.message = episode.job, message
+        advice = job.skill.text if job.skill else job.context
+        episode.ids, episode.anchor = self.codec.start(message, advice)
 
     def _turn(self, live: list[_Episode], sampling: Sampling) -> None:
         completions = self._act(live, sampling)
@@ -189,6 +190,7 @@ class Player:
             max_steps=self.suite.config.max_steps,
             opening=episode.opening,
             skill=episode.job.skill,
+            context=episode.job.context,
             error=episode.error,
             measures=episode.measures,
         )

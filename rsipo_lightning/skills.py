@@ -21,6 +21,7 @@ from rsipo_lightning.types import Message, Trajectory, Turn
 CATEGORIES = ("procedural", "recovery", "format", "other")
 MIN_WORDS = 5
 MAX_CHARS = 1200
+_TAIL = 2000  # characters of an unusable answer that the second prompt shows
 _PLACEHOLDERS = ("task", "outcome", "steps")
 _FIELDS = ("episode_summary", "episode_skill")
 
@@ -35,19 +36,23 @@ _CATEGORY = {  # order of the tests; the first hit wins (methods.md 6.6)
 
 
 def analysis_messages(
-    trajectory: Trajectory, style: str, template: Template | None = None
+    trajectory: Trajectory, style: str, template: Template | None = None, step_skills: int = 0
 ) -> list[Message]:
     """What the policy is asked when it writes a skill from one finished episode.
 
     The task description is what the episode's first message says up to its task line. ``style``
     is "full" (for real models) or "compact" (the same information in few tokens, for the tiny
     policy); ``template`` takes the place of the style's own. Raises ConfigError on another style.
+    ``step_skills``: skills of single steps that may come with it; the compact style asks for none,
+    the tiny policy has not been taught them.
     """
     if style not in _STEP:
         raise ConfigError(f"no prompt style '{style}' (have: {', '.join(_STEP)})")
     opening = trajectory.opening
     line = TASK_LINE.search(opening)
-    text = (template or _template(style)).substitute(
+    name = "steps_full" if step_skills and style == "full" else style
+    text = (template or _template(name)).substitute(
+        most=step_skills,
         task=opening[: line.end() if line else None].strip(),
         outcome="success" if trajectory.success else "failure",
         steps="\n".join(_STEP[style](i, turn) for i, turn in enumerate(trajectory.turns, start=1)),
@@ -87,14 +92,14 @@ def read_skill(text: str) -> tuple[str, str]:
 
 def read_analysis(text: str) -> tuple[str, str, str]:
     """``(summary, skill, why it is invalid)``, see :func:`read_skill`; "" for what is not read."""
-    found = next((o for o in _objects(text) if all(field in o for field in _FIELDS)), None)
+    found = _analysis(text)
     if found is None:
         return "", "", "no JSON object with " + " and ".join(_FIELDS)
     for field in _FIELDS:
         value = found[field]
         if not isinstance(value, str) or not value.strip():
             return "", "", f"{field} is empty or not text"
-        if any("\ud800" <= c <= "\udfff" for c in value):  # half a character: no tokenizer takes it
+        if _half(value):
             return "", "", f"{field} is not valid Unicode"
     summary, skill = (found[field].strip() for field in _FIELDS)
     if len(skill.split()) < MIN_WORDS:
@@ -109,9 +114,45 @@ def write_analysis(summary: str, skill: str) -> str:
     return json.dumps(dict(zip(_FIELDS, (summary, skill), strict=True)), ensure_ascii=False)
 
 
+def read_step_skills(text: str, steps: int, most: int) -> dict[int, str]:
+    """``{turn: skill}`` of the same answer's field ``step_skills``, in the order of the turns.
+
+    >>> answer = '{"episode_summary": "", "episode_skill": "", "step_skills": {"2": "go"}}'
+    >>> read_step_skills(answer, steps=3, most=5)
+    {1: 'go'}
+
+    The answer counts steps from 1, like the prompt, turns count from 0. What is no step of the
+    episode, or no text, is left out, and so is all beyond the first ``most``. Never raises.
+    """
+    given = (_analysis(text) or {}).get("step_skills")
+    given = given if isinstance(given, dict) else {}
+    pairs = ((given.get(str(k + 1)), k) for k in range(steps))
+    found = {k: text.strip() for text, k in pairs if isinstance(text, str) and text.strip()}
+    usable = [(k, t) for k, t in found.items() if len(t) <= MAX_CHARS and not _half(t)]
+    return dict(usable[:most])
+
+
+def _half(text: str) -> bool:
+    """Whether it holds half a character, which no tokenizer takes."""
+    return any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def asked_again(text: str, problem: str) -> list[Message]:
+    """What follows an answer that cannot be used (methods.md 4)."""
+    return [
+        Message("assistant", text[-_TAIL:]),
+        Message("user", f"That cannot be used: {problem}. Give only what was asked for."),
+    ]
+
+
 def category(text: str) -> str:
     """Kind of advice, one of CATEGORIES, by key words."""
     return next((name for name, pattern in _CATEGORY.items() if pattern.search(text)), "other")
+
+
+def _analysis(text: str) -> dict[str, Any] | None:
+    """The first object that has the fields of an analysis."""
+    return next((o for o in _objects(text) if all(field in o for field in _FIELDS)), None)
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

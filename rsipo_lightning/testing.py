@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from rsipo_lightning import registry
+from rsipo_lightning.algorithms.base import TRAIN, Algorithm
+from rsipo_lightning.bank import SkillBank
+from rsipo_lightning.codec import Codec
+from rsipo_lightning.engines.hf import HFEngine
+from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.tiny import TEMPLATE
+from rsipo_lightning.types import (
+    Completion,
+    Iteration,
+    Prompt,
+    ReplayRequest,
+    ReplayResult,
+    RolloutGroup,
+    Skill,
+    SkillRequest,
+    Stop,
+    Task,
+    Trajectory,
+    Turn,
+    WrittenSkill,
+)
 
 SPECIAL = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 
@@ -53,3 +77,149 @@ def random_policy(
         pad_token_id=None,
     )
     return Policy(Qwen2ForCausalLM(config))
+
+
+BANK = SkillBank(
+    "toy",
+    ("- look first",),
+    {"type0": ("- say it at once",), "type1": ("- say it twice",)},
+    {},
+)
+
+
+def make_algorithm(name: str, codec: Codec | None = None, **keys: Any) -> Algorithm[Any]:
+    """A registered algorithm with these keys; ``BANK`` is its skill bank, if it uses one."""
+    chosen = registry.load("algorithms", name)
+    config = chosen.Config(**keys)
+    made: Algorithm[Any] = chosen(config, 0, codec, BANK if chosen.uses_bank(config) else None)
+    return made
+
+
+def toy_group(name: str, outcomes: str, kind: str = "type0", turns: int = 1) -> RolloutGroup:
+    """Made-up episodes: "1" a success, "0" a failure, "e" a broken one. No engine, no text."""
+    task = Task(name, "toy", kind, {})
+    said = Completion((4, 5), (-1.0, -1.0), "x", False, 0)
+    return RolloutGroup(
+        task,
+        tuple(
+            Trajectory(
+                task,
+                i,
+                tuple(
+                    Turn(
+                        (1, 2, 3, *(4, 5, 6) * k),
+                        1,
+                        said,
+                        "a",
+                        "seen",
+                        float(o == "1" and k == turns - 1),
+                        True,
+                    )
+                    for k in range(turns)
+                ),
+                o == "1",
+                float(o == "1"),
+                Stop.ERROR if o == "e" else Stop.DONE,
+                max_steps=4,
+                opening=f"Your question: {name}?",
+            )
+            for i, o in enumerate(outcomes)
+        ),
+    )
+
+
+class ToyWorld:
+    """Real conversations of a policy with nobody: its own samples, answered with "seen k".
+
+    ``iteration(algorithm)`` is three tasks of two types with four rollouts each, and what the
+    algorithm asks for: skills (that of the last request is invalid) and replays with their gains.
+    """
+
+    def __init__(self, policy: Policy, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.codec = Codec(tokenizer)
+        self.engine = HFEngine(policy, tokenizer)
+        self._said: dict[Prompt, Completion] = {}  # the policy stays as it is
+
+    def sampled(self, prompt: Sequence[int], seed: int, tokens: int) -> Completion:
+        """What the policy says."""
+        request = Prompt(tuple(prompt), tokens, 1.0, seed, self.codec.stop_ids)
+        if request not in self._said:
+            self._said[request] = self.engine.generate([request])[0]
+        return self._said[request]
+
+    def episode(
+        self, task: Task, index: int, success: bool, skill: Skill | None = None, context: str = ""
+    ) -> Trajectory:
+        """One to four turns."""
+        rng = random.Random(f"{task.id}{index}{skill is not None}")
+        opening = f"Your question: {task.id}?\nAnswer."
+        ids, anchor = self.codec.start(opening, skill.text if skill else context)
+        turns: list[Turn] = []
+        for k in range(steps := rng.randint(1, 4)):
+            completion = self.sampled(ids, rng.randrange(10**6), rng.randint(1, 9))
+            reward = float(success and k == steps - 1)
+            turns.append(Turn(ids, anchor, completion, "a", f"seen {k}", reward, True))
+            ids = self.codec.extend(ids + completion.ids, f"seen {k}")
+        return Trajectory(
+            task,
+            index,
+            tuple(turns),
+            success,
+            float(success),
+            Stop.DONE,
+            4,
+            opening=opening,
+            skill=skill,
+            context="" if skill else context,
+        )
+
+    def groups(self, algorithm: Algorithm[Any], broken: int = 0) -> list[RolloutGroup]:
+        """Each has one or two successes; the first ``broken`` episodes of each broke."""
+        done = []
+        for i in range(3):
+            task = Task(f"t{i}", "toy", f"type{i % 2}", {})
+            context = algorithm.context(task, TRAIN)
+            played = [
+                self.episode(task, k, success=(k + i) % 3 == 0, context=context) for k in range(4)
+            ]
+            for k in range(broken):
+                played[k] = replace(played[k], stop=Stop.ERROR, success=False, score=0.0)
+            done.append(RolloutGroup(task, tuple(played)))
+        return done
+
+    def skill(self, request: SkillRequest, seed: int, invalid: str) -> WrittenSkill:
+        """Fixed advice; what was sampled for it are real tokens."""
+        task, trajectory = request.trajectory.task, request.trajectory
+        prompt = self.codec.start(f"Your question: write {task.id}")[0]
+        turns = range(trajectory.steps)[: request.step_skills]
+        return WrittenSkill(
+            task,
+            "look first, then answer it now",
+            "procedural",
+            invalid,
+            trajectory=trajectory,
+            steps={k: f"now say {k}" for k in turns if k % 2 == 0},
+            prompt_ids=prompt,
+            completion=self.sampled(prompt, seed, 12),
+        )
+
+    def replay(self, plan: ReplayRequest, gain: float) -> ReplayResult:
+        """Two replays, whatever the plan asks for, and a made-up gain."""
+        task = plan.skill.task
+        treated = tuple(self.episode(task, k, True, plan.skill) for k in range(2))
+        return ReplayResult(plan.skill, treated, plan.control, gain, 0.01)
+
+    def iteration(self, algorithm: Algorithm[Any], update: int = 0, broken: int = 0) -> Iteration:
+        """As the callbacks fill it."""
+        groups = self.groups(algorithm, broken)
+        it = Iteration(update, [g.task for g in groups], Metrics())
+        it.groups = groups
+        proposed = list(algorithm.propose(it))
+        it.skills = [
+            p if isinstance(p, Skill) else self.skill(p, i, "no" * (i == len(proposed) - 1))
+            for i, p in enumerate(proposed)
+        ]
+        it.replays = [
+            self.replay(plan, 0.25 * (i + 1)) for i, plan in enumerate(algorithm.plan(it))
+        ]
+        return it

@@ -14,6 +14,7 @@ from torch import Tensor
 from rsipo_lightning.types import (
     Completion,
     Credit,
+    Role,
     Sample,
     TeacherView,
     Trajectory,
@@ -32,9 +33,11 @@ def rows(trajectory: Trajectory) -> list[Sample]:
     make one row ids [1 2 7 8 3 9], mask [F F T T F T], turn [0 0 1].
     """
     done: list[_Row] = []
+    role = Role.REPLAY if trajectory.skill else Role.STUDENT
+    episode = f"{trajectory.task.id}/{role}/{trajectory.index}"
     for k, turn in enumerate(trajectory.turns):
         if not done or turn.prompt_ids[: len(done[-1].ids)] != tuple(done[-1].ids):
-            done.append(_Row(turn.anchor))
+            done.append(_Row(turn.anchor, episode))
         done[-1].add(k, turn.prompt_ids, turn.completion)
     return [row.sample() for row in done if row.turn]
 
@@ -47,8 +50,8 @@ def skill_row(skill: WrittenSkill) -> Sample:
 
 
 class _Row:
-    def __init__(self, anchor: int = 0) -> None:
-        self.anchor = anchor
+    def __init__(self, anchor: int = 0, episode: str = "") -> None:
+        self.anchor, self.episode = anchor, episode
         self.ids: list[int] = []
         self.mask: list[bool] = []
         self.turn: list[int] = []
@@ -71,17 +74,36 @@ class _Row:
             engine_logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
             temperature=self.temperature,
             anchor=self.anchor,
+            episode=self.episode,
         )
 
 
-def with_skill(sample: Sample, section: Sequence[int]) -> TeacherView:
-    """The whole row with a section inserted at its anchor; every other id stays as it is."""
-    anchor = sample.anchor
-    extra = torch.tensor(section, dtype=torch.long)
-    ids = torch.cat([sample.ids[:anchor], extra, sample.ids[anchor:]])
-    blank = torch.zeros(len(extra), dtype=torch.bool)
-    mask = torch.cat([sample.mask[:anchor], blank, sample.mask[anchor:]])
+def with_skill(sample: Sample, section: Sequence[int], at: int | None = None) -> TeacherView:
+    """The whole row with a section inserted, at its anchor or at an index of its ids; every other
+    id stays as it is.
+    """
+    at = sample.anchor if at is None else at
+    ids = torch.cat([sample.ids[:at], torch.tensor(section, dtype=torch.long), sample.ids[at:]])
+    mask = torch.cat(
+        [sample.mask[:at], torch.zeros(len(section), dtype=torch.bool), sample.mask[at:]]
+    )
     return TeacherView(ids=ids, mask=mask, index=torch.arange(sample.n))
+
+
+def places(sample: Sample) -> Tensor:
+    """[N] where in ``ids`` the sampled tokens are."""
+    return sample.mask.nonzero().flatten()
+
+
+def narrowed(view: TeacherView, keep: Tensor) -> TeacherView:
+    """A view that scores only those of its tokens where ``keep`` [M] is True.
+
+    Ids behind the last of them are dropped: nothing that is scored depends on them.
+    """
+    at = view.mask.nonzero().flatten()[keep]
+    end = int(at[-1]) + 1 if len(at) else 0
+    mask = torch.zeros_like(view.mask).index_fill(0, at, True)
+    return TeacherView(ids=view.ids[:end], mask=mask[:end], index=view.index[keep])
 
 
 def constant(sample: Sample, weight: float, value: float) -> Credit:

@@ -118,6 +118,7 @@ class Trajectory:
     max_steps: int  # T_max of the environment
     opening: str = ""  # first user message, without skill
     skill: Skill | None = None  # in the prompt while acting (replays)
+    context: str = ""  # the same place of a student's prompt, filled by Algorithm.context
     error: str = ""  # text of the exception if stop is ERROR
     measures: Mapping[str, float] = field(default_factory=dict)  # see StepResult
 
@@ -152,6 +153,8 @@ class SkillRequest:
 
     trajectory: Trajectory
     temperature: float = 1.0
+    step_skills: int = 0  # at most so many of single decisions may come with it
+    attempts: int = 1  # 2: an answer that cannot be read is asked for once more, with the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,8 @@ class Skill:
     text: str  # the policy-facing advice; "" if it did not parse
     category: str  # procedural | recovery | format | other
     invalid: str = ""  # why it must not be used; "" if valid
+    trajectory: Trajectory | None = None  # the evidence it was written from
+    steps: Mapping[int, str] = field(default_factory=dict)  # {turn: advice for it alone}
 
     @property
     def valid(self) -> bool:
@@ -172,7 +177,7 @@ class Skill:
 class WrittenSkill(Skill):
     """A sampled text, hence trainable: ``completion.ids`` after ``prompt_ids``."""
 
-    trajectory: Trajectory  # the evidence it was written from
+    trajectory: Trajectory
     prompt_ids: tuple[int, ...]
     completion: Completion
 
@@ -228,6 +233,7 @@ class Sample:
         1.0  # of its sampling; all log-probs of the row are of softmax(logits / temperature)
     )
     anchor: int = 0  # index in ids at which a skill section is inserted
+    episode: str = ""  # the rows of one trajectory share it
     credits: Mapping[str, Credit] = field(default_factory=dict)
     views: Mapping[str, TeacherView] = field(default_factory=dict)
     scores: Mapping[str, Tensor] = field(

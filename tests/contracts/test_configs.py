@@ -8,7 +8,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from rsipo_lightning import composing, registry
-from rsipo_lightning.composing import FIT, SFT, compose_kind, compose_with_origins, plain
+from rsipo_lightning.composing import (
+    FIT,
+    SFT,
+    compose,
+    compose_kind,
+    compose_with_origins,
+    plain,
+)
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(
@@ -108,3 +115,26 @@ def test_presets_of_search_are_the_published_protocols() -> None:
 def test_every_engine_composes(engine: str) -> None:
     flags = {"algo": "grpo", "env": "search", "engine": engine}
     assert compose_with_origins(flags).config.groups["engine"] == engine
+
+
+@pytest.mark.parametrize(
+    ("arm", "component", "keys"),
+    [
+        ("rsipo_no_trust", "rsipo", {"trust": False, "skill": 0.3}),
+        ("rsipo_no_skill_evolution", "rsipo", {"trust": True, "skill": 0.0}),
+        ("rsipo_no_trust_no_skill_evolution", "rsipo", {"trust": False, "skill": 0.0}),
+        ("rsipo_no_shrinkage", "rsipo", {"shrink": False, "distill": 0.1}),
+        ("rsipo_bank", "rsipo", {"skill_source": "bank", "distill": 0.1}),
+        ("grpo_opsd_code", "grpo_opsd", {"reading": "code"}),
+    ],
+)
+def test_an_arm_is_its_method_with_a_switch(
+    arm: str, component: str, keys: dict[str, object]
+) -> None:
+    """All else is the method's own, what was tuned for it and its values on the environment too."""
+    config, own = (compose(algo=name, env="search") for name in (arm, component))
+    assert type(config.algo) is type(own.algo)
+    changed = {k: v for k, v in vars(config.algo).items() if v != getattr(own.algo, k)}
+    assert changed.keys() <= keys.keys()
+    assert {k: getattr(config.algo, k) for k in keys} == keys
+    assert changed

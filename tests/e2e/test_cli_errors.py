@@ -70,7 +70,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
     ("argv", "says"),
     [
         ([], "choose an environment: --env NAME (have: search"),
-        (["--env", "search"], "choose an algorithm: --algo NAME (have: grpo"),
+        (["--env", "search"], "choose an algorithm: --algo NAME (have: dapo"),
         (["--algo", "rsippo", "--env", "search"], "no algorithm 'rsippo'; did you mean 'rsipo'?"),
         (["--algo", "rsipo", "--env", "serch"], "no environment 'serch'; did you mean 'search'?"),
         ([*GOOD, "--model", "tinny"], "no model 'tinny'; did you mean 'tiny'?"),

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,16 @@ def test_engine_and_trainer_agree(done: Path) -> None:
     assert all(float(row["policy/mismatch_max"]) < 1e-5 for row in metrics(done))
 
 
-@pytest.mark.parametrize("algo", ["grpo", "rsipo"])
-def test_resume_is_exact(algo: str, tmp_path: Path) -> None:
-    """Four updates, and two, a resume and two more: the same metrics, transcripts and weights."""
-    straight = run(algo, tmp_path / "straight", "trainer.updates=4")
-    parts = run(algo, tmp_path / "parts", "log.loggers=[tensorboard,csv]")
+@pytest.mark.parametrize(
+    ("algo", "keys"), [("grpo", ()), ("rsipo", ()), ("step_opsd", ("algo.refresh=2",))]
+)
+def test_resume_is_exact(algo: str, keys: Sequence[str], tmp_path: Path) -> None:
+    """Four updates, and two, a resume and two more: the same metrics, transcripts and weights.
+
+    StepOPSD's teacher is a copy of the policy, from update 2 on that of its end.
+    """
+    straight = run(algo, tmp_path / "straight", "trainer.updates=4", *keys)
+    parts = run(algo, tmp_path / "parts", "log.loggers=[tensorboard,csv]", *keys)
     assert fit_main(["--resume", str(parts), "trainer.updates=4"]) == 0
     assert metrics(parts) == metrics(straight)
     assert [r for r in jsonl(parts / "trajectories.jsonl") if r["role"] != "eval"] == [
@@ -325,6 +331,44 @@ def test_another_model_does_not_get_the_tiny_policys_values(
     assert (own.groups["model"], own.env.prompt) == ("tiny", "compact")
     assert fit_main(["--algo", "grpo", "--env", "search", "--model", "hf"]) == 2
     assert "--model hf needs model.path=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algo", ["vanilla", "skill_prompt"])
+def test_a_method_without_a_term_ends_with_the_policy_it_began_with(
+    algo: str, tmp_path: Path
+) -> None:
+    """Bit for bit, whatever the learning rate and the weight decay."""
+    more = ("eval.episodes=0", "eval.every=0", "optim.lr=0.1", "optim.weight_decay=0.5")
+    folder = run(algo, tmp_path / "run", *more)
+    start = AutoModelForCausalLM.from_pretrained(ROOT / "rsipo_lightning/models/tiny").state_dict()
+    assert all(torch.equal(start[name], value) for name, value in weights(folder).items())
+    rows = metrics(folder)
+    assert [row["loss/total"] for row in rows] == ["0.0", "0.0"]
+    assert "loss/actor" not in rows[0]
+    shown = jsonl(folder / "trajectories.jsonl")[0]["prompt"]
+    assert ("General skills:" in shown) == (algo == "skill_prompt")
+
+
+def test_skill_grpo_has_two_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without skills at test (Skill-GRPO), which is the run's result, and with them (*)."""
+    folder = run("skill_grpo", tmp_path / "run", "eval.val_episodes=4", "log.groups=1")
+    looks = json.loads((folder / "eval.json").read_text())
+    assert list(looks) == ["before", "before_skill", "after", "after_skill"]
+    assert {"val/success_frac", "val_skill/success_frac"} <= set(metrics(folder)[1])
+    result = json.loads((folder / "run.json").read_text())["result"]
+    assert result["after_skill"]["overall"] == looks["after_skill"]["overall"]
+    assert capsys.readouterr().out.count("Success on the same test tasks") == 2
+    shown = [
+        (row["role"], "General skills:" in row["prompt"])
+        for row in jsonl(folder / "trajectories.jsonl")
+        if row["update"] == 0 or row["role"] == "student"
+    ]
+    students = [("student", True)] * 16
+    assert shown == [("eval", False), ("eval", True), *students]
+    capsys.readouterr()
+    assert eval_main([str(folder), "--episodes", "12"]) == 0
+    plain = looks["after"]["overall"]["success_frac"]
+    assert f"{100 * plain:.1f}" in capsys.readouterr().out
 
 
 def test_from_python(tmp_path: Path) -> None:

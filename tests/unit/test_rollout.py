@@ -23,7 +23,7 @@ from rsipo_lightning.protocols import EnvironmentConfig, Share, StepResult, Task
 from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.testing import byte_tokenizer
 from rsipo_lightning.tokens import rows, with_skill
-from rsipo_lightning.types import Prompt, Role, Skill, Stop, Task, Trajectory
+from rsipo_lightning.types import Prompt, Role, Skill, SkillRequest, Stop, Task, Trajectory
 
 CODEC = Codec(byte_tokenizer())
 HOW = Sampling(seed=0, temperature=1.0, max_new_tokens=200, context=4096, live=3)
@@ -265,6 +265,36 @@ def test_invalid_skills_are_not_replayed(said: str, reason: str) -> None:
     assert all(reason in s.invalid for s in it.skills)
     assert it.replays == []
     assert it.metrics.reduce()["skill/analysed_frac"] == 1.0
+
+
+def test_an_analysis_that_cannot_be_read_is_asked_for_once_more() -> None:
+    """With the reason and the end of the first answer; noise of its own; then it is final."""
+    task = ToySuite().tasks("train")[0]
+    steps = {"1": "say it now", "2": "never", "3": "the secret"}
+    good = json.dumps({"episode_summary": "s", "episode_skill": SKILL, "step_skills": steps})
+
+    def respond(prompt: Prompt, text: str) -> str:
+        if "Analyse it" not in text:
+            return "lose"
+        return (
+            good if "fewer than 5 words" in text and "too short" in text else written("too short")
+        )
+
+    p = player(respond)
+    config = RunConfig(rollout=RolloutSection(max_new_tokens=200, max_skill_tokens=300))
+    (episode,) = p.play([Job(task, Role.STUDENT, 0, 0)], HOW)
+    p.engine.calls.clear()  # type: ignore[attr-defined]
+    once = SkillRequest(episode, 0.4, step_skills=5)
+    twice = replace(once, attempts=2)
+    first, second = ReplayGains(p, config).write([once, twice], 0)
+    assert first.invalid.startswith("fewer than 5 words")
+    assert (second.text, second.invalid) == (SKILL, "")
+    assert second.steps == {0: "say it now"}  # of one step; what gives the answer away is left out
+    one, other = p.engine.calls  # type: ignore[attr-defined]
+    assert (len(one), len(other)) == (2, 1)
+    assert second.prompt_ids == other[0].ids
+    assert other[0].seed not in {prompt.seed for prompt in one}
+    assert second.completion.text == good
 
 
 def test_an_episode_too_long_to_analyse_has_no_skill_and_is_counted() -> None:

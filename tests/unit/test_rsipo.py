@@ -14,7 +14,7 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RolloutSection
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.metrics import Metrics
-from rsipo_lightning.testing import byte_tokenizer
+from rsipo_lightning.testing import byte_tokenizer, toy_group
 from rsipo_lightning.types import (
     Completion,
     Iteration,
@@ -22,31 +22,14 @@ from rsipo_lightning.types import (
     RolloutGroup,
     Skill,
     SkillRequest,
-    Stop,
-    Task,
-    Trajectory,
-    Turn,
     WrittenSkill,
 )
 
 CODEC = Codec(byte_tokenizer())
 
 
-def trajectory(task: Task, index: int, success: bool, stop: Stop = Stop.DONE) -> Trajectory:
-    turn = Turn(
-        (1, 2, 3), 1, Completion((4, 5), (-1.0, -1.0), "x", False, 0), "a", "", float(success), True
-    )
-    return Trajectory(task, index, (turn,), success, float(success), stop, 4)
-
-
 def group(name: str, outcomes: str, kind: str = "a") -> RolloutGroup:
-    """ "1" a success, "0" a failure, "e" a broken episode."""
-    task = Task(name, "toy", kind, {})
-    made = [
-        trajectory(task, i, o == "1", Stop.ERROR if o == "e" else Stop.DONE)
-        for i, o in enumerate(outcomes)
-    ]
-    return RolloutGroup(task, tuple(made))
+    return toy_group(name, outcomes, kind)
 
 
 def skill(g: RolloutGroup, invalid: str = "") -> WrittenSkill:

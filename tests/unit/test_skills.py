@@ -15,8 +15,10 @@ from rsipo_lightning.skills import (
     CATEGORIES,
     analysis_messages,
     analysis_template,
+    asked_again,
     category,
     read_skill,
+    read_step_skills,
 )
 from rsipo_lightning.types import Completion, Stop, Task, Trajectory, Turn
 
@@ -179,3 +181,46 @@ def test_deep_or_huge_input_is_only_invalid(text: str) -> None:
 def test_category(text: str, kind: str) -> None:
     assert category(text) == kind
     assert kind in CATEGORIES
+
+
+def test_step_skills_are_asked_for_in_full_prompts_only() -> None:
+    """The tiny policy has not been taught them."""
+    text = analysis_messages(episode(), "full", step_skills=5)[0].content
+    assert "at most 5 critical steps" in text
+    assert "step_skills" in text
+    assert "step_skills" not in analysis_messages(episode(), "full")[0].content
+    compact = analysis_messages(episode(), "compact")
+    assert analysis_messages(episode(), "compact", step_skills=5) == compact
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"1": "go", "3": " stop "}, {0: "go", 2: "stop"}),
+        ({"3": "c", "2": "b", "1": "a"}, {0: "a", 1: "b"}),  # two at most, the first turns
+        ({"0": "no", "4": "no", "x": "no", "2": 7, "1": " "}, {}),
+        ({"1": "a\nb", "2": "y" * 1201}, {0: "a\nb"}),
+        ({"1": "\ud800"}, {}),
+        (["go"], {}),
+        (None, {}),
+    ],
+)
+def test_step_skills(given: object, found: dict[int, str]) -> None:
+    """Steps are counted from 1 by the policy; what is unusable leaves the skill of the episode."""
+    answer = json.dumps({**GOOD, "step_skills": given})
+    assert read_step_skills(f"so: {answer}", steps=3, most=2) == found
+    assert read_skill(answer) == (GOOD["episode_skill"], "")
+
+
+def test_no_step_skills_without_an_analysis() -> None:
+    assert read_step_skills(json.dumps(GOOD), 3, 5) == {}
+    assert read_step_skills('{"step_skills": {"1": "go"}}', 3, 5) == {}
+    assert read_step_skills("no", 3, 5) == {}
+
+
+def test_a_second_attempt_shows_what_was_wrong() -> None:
+    said, asked = asked_again("x" * 5000 + "end", "no JSON object")
+    assert (said.role, asked.role) == ("assistant", "user")
+    assert said.content.endswith("xend")
+    assert len(said.content) == 2000
+    assert "no JSON object" in asked.content

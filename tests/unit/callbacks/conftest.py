@@ -145,11 +145,19 @@ class Toy(pl.LightningModule):
         self.batches: list[torch.Tensor] = []
         self.log_of_hooks = [] if log is None else log
         self.played: list[tuple[list[str], Role, int, float, int]] = []
+        self.phases: list[str] = []
         self.iteration = Iteration(0, [], Metrics())
 
     def play(
-        self, tasks: Sequence[Task], role: Role, n: int, temperature: float, update: int
+        self,
+        tasks: Sequence[Task],
+        role: Role,
+        n: int,
+        temperature: float,
+        update: int,
+        phase: str = "plain",
     ) -> list[RolloutGroup]:
+        self.phases.append(phase)
         self.played.append(([t.id for t in tasks], role, n, temperature, update))
         # before training the two_hop tasks fail, later all succeed
         return [group(t, [t.type == "one_hop" or self.version > 0] * n) for t in tasks]

@@ -67,6 +67,30 @@ def test_before_between_and_after(make: SimpleNamespace, tmp_path: Path) -> None
     assert roles == [(0, "eval"), (2, "eval"), (3, "eval")]
 
 
+def test_each_phase_of_an_algorithm_is_looked_at(make: SimpleNamespace, tmp_path: Path) -> None:
+    """The first one is the result and has the plain names; the same tasks and noise for all."""
+    module, phases = make.Toy(), ("plain", "skill")
+    looks = Evaluation(make.Suite(), tmp_path, CONFIG, phases=phases)
+    make.fit(module, tmp_path, [make.Collector(), looks, MetricsLogger()], 2)
+    assert module.phases == ["plain", "skill"] * 3
+    assert module.played[0] == module.played[1]
+    assert sorted(looks.looks) == ["after", "after_skill", "before", "before_skill"]
+    stored = json.loads((tmp_path / "eval.json").read_text())
+    assert {name: look["updates"] for name, look in stored.items()} == {
+        "before": 0,
+        "before_skill": 0,
+        "after": 2,
+        "after_skill": 2,
+    }
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    names = {f"{area}/success_frac" for area in ("test", "test_skill", "val", "val_skill")}
+    assert names <= set(events.Tags()["scalars"])
+    again = Evaluation(make.Suite(), tmp_path, CONFIG, phases=phases)
+    again.setup(SimpleNamespace(max_epochs=2), module, "fit")  # type: ignore[arg-type]
+    assert again.looks == looks.looks
+
+
 def test_a_resumed_run_does_not_repeat_the_look_before(
     make: SimpleNamespace, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_files_of_a_run(make: SimpleNamespace, tmp_path: Path) -> None:
         "valid": True,
         "reason": "",
         "text": "1. sökt först",
+        "steps": {},
         "raw": '{"skill": "1. sökt först"}',
         "gain": 0.5,
         "noise": 0.01,
