@@ -66,6 +66,11 @@ class Algorithm(ABC, Generic[C]):
     def streams(self) -> Mapping[str, Stream]:
         """The objective, written as a sum; terms with coefficient 0 are left out by the trainer."""
 
+    @property
+    def extra_episodes(self) -> int:
+        """Episodes that may be played for a task beyond its group (replays)."""
+        return 0
+
     def propose(self, it: Iteration) -> list[SkillRequest]:
         """Skills to be written. May read ``it.groups``."""
         return []

@@ -13,6 +13,7 @@ from math import ceil, floor
 
 import lightning as L
 
+from rsipo_lightning import keys
 from rsipo_lightning.callbacks.progress import progress_of
 from rsipo_lightning.callbacks.rollout_stats import add_rollouts, check_broken
 from rsipo_lightning.config import RunConfig
@@ -79,7 +80,7 @@ class RolloutCollector(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """Fill ``iteration.groups``."""
-        started = time.perf_counter()
+        started, self._cpu = time.perf_counter(), time.process_time()
         rollout, update = self.config.rollout, pl_module.version
         tasks = task_batch(self.shares, self.config.seed, update, rollout.tasks)[
             trainer.global_rank :: trainer.world_size
@@ -101,6 +102,7 @@ class RolloutCollector(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """The update is done: the engine gets the new weights."""
         pl_module.iteration.metrics.mean("time/update_s", pl_module.close_update())
+        pl_module.iteration.metrics.total(keys.CPU, time.process_time() - self._cpu)
         pl_module.version += 1
         self._sync(pl_module)
 
