@@ -56,7 +56,7 @@ def read_run(folder: Path, out: Path) -> dict[str, Any]:
             for key in SERIES
             if any(row.get(key) for row in rows)
         },
-        "skills": _skills(folder / "skills.jsonl"),
+        "skills": read_skills(folder / "skills.jsonl"),
     }
 
 
@@ -78,7 +78,7 @@ def _look(look: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _skills(path: Path) -> dict[str, Any]:
+def read_skills(path: Path) -> dict[str, Any]:
     """``gain``: {category: [skills, mean gain]} over all updates.
 
     ``teacher``: {successes of the evidence rollouts: [tasks, better, worse]}: whether replays with

@@ -53,8 +53,7 @@ def curves(kind: str) -> Callable[[Arms], Any]:
                 low, high = [100 * p[1].low for p in points], [100 * p[1].high for p in points]
                 axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set_xlabel(AXES[kind])
-        if kind == "updates":
-            axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=kind == "updates")
         axis.set_ylabel("success on validation tasks, %")
         axis.set_ylim(0, 100)
         axis.grid(alpha=0.3)
@@ -77,9 +76,12 @@ def trust(arms: Arms) -> Any:
         mean = _line(axis, smooth, color=colour, label=arm["name"])
         if all(found.low is not None for found in mean):
             low, high = [found.low for found in mean], [found.high for found in mean]
-            axis.fill_between(range(1, len(mean) + 1), low, high, color=colour, alpha=0.15)
+            axis.fill_between(
+                range(1, len(mean) + 1), low, high, color=colour, alpha=0.15, linewidth=0
+            )
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xlabel("updates")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_ylabel("trust (1: as without execution check)")
     axis.legend(fontsize=8)
     return figure
@@ -97,6 +99,7 @@ def categories(arms: Arms) -> Any:
             _line(axis, [moving_average(s, WIDTH) for s in percent], label=name)
         axis.set_title(arm["name"], fontsize=10)
         axis.set_xlabel("updates")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_ylim(0, 100)
     axes[0].set_ylabel("share of valid skills, %")
     axes[0].legend(fontsize=8)

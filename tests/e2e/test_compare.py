@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import json
 import os
@@ -77,12 +78,19 @@ def test_the_numbers_are_those_of_the_runs(done: Path) -> None:
     pairs = zip(success["rsipo"], success["grpo"], strict=True)
     assert rsipo["difference"]["mean"] == pytest.approx(sum(a - b for a, b in pairs) / 2)
     assert rsipo["difference"]["n"] == 2
-    assert rsipo["env_steps"] > grpo["env_steps"] > 0  # replays count
     one = found["arms"][0]["runs"]["0"]
     assert one["curve"]["updates"] == [1, 2]
     assert one["episodes"] == 2 * 2 * 8  # updates, tasks, rollouts
     assert one["curve"]["env_steps"][1] == one["env_steps"]
     assert 0 < one["curve"]["cpu_s"][0] < one["cpu_s"]
+    two = found["arms"][1]["runs"]["0"]
+    skills = (done / "rsipo" / "s0" / "skills.jsonl").read_text(encoding="utf-8").splitlines()
+    replays = 4 * sum(json.loads(line)["valid"] for line in skills)
+    assert two["episodes"] == 2 * 2 * 8 + replays > 2 * 2 * 8
+    with (done / "rsipo" / "s0" / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = [[float(r[f"{a}/env_steps_count"]) for r in rows] for a in ("rollout", "replay")]
+    assert two["env_steps"] == sum(map(sum, steps)) > sum(steps[0])
 
 
 def test_the_budget_is_what_every_run_reached(done: Path) -> None:
@@ -99,7 +107,6 @@ def test_skills_are_sorted_by_the_evidence_rollouts(done: Path) -> None:
     rows = [row for row in map(json.loads, lines) if row["gain"] is not None]
     teacher = run["skills"]["teacher"]
     assert sum(n for n, _, _ in teacher.values()) == len(rows) > 0
-    assert all(0 <= int(bucket) <= 4 for bucket in teacher)  # half of the group
     better = sum(row["treated_success_frac"] > row["control_success_frac"] for row in rows)
     assert sum(b for _, b, _ in teacher.values()) == better
     gains = run["skills"]["gain"].values()
