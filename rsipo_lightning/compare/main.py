@@ -30,6 +30,7 @@ from rsipo_lightning.compare.processes import execute
 from rsipo_lightning.compare.report import markdown
 from rsipo_lightning.compare.summary import at_budget, notes, results
 from rsipo_lightning.errors import ConfigError, RsipoError, did_you_mean
+from rsipo_lightning.run_folder import write_json
 
 SCHEMA = 1
 STARTED = "started.json"
@@ -72,8 +73,7 @@ def compare(
         finally:
             report = _report(setup, runs, failed, reference, budget, model, command)
             drawn = figures.draw(report, setup.out)
-            text = json.dumps(report, indent=1, ensure_ascii=False)
-            (setup.out / "compare.json").write_text(text + "\n", encoding="utf-8")
+            write_json(setup.out / "compare.json", report)
             (setup.out / "compare.md").write_text(markdown(report, drawn), encoding="utf-8")
     if failed:
         run, why = next(iter(failed.items()))
