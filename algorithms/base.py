@@ -118,6 +118,11 @@ class Algorithm(ABC, Generic[C]):
         """Batches of tasks that one update may play, see ``accept``."""
         return 1
 
+    @property
+    def extra_episodes(self) -> int:
+        """Episodes that may be played for a task beyond its group (replays)."""
+        return 0
+
     def context(self, task: Task, phase: str) -> str:
         """Advice in the prompt of a student; ``phase`` is "train" or one of ``phases``."""
         return ""

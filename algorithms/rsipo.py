@@ -150,6 +150,11 @@ class RSIPO(GRPO[RSIPOConfig]):
         c = self.config
         return self.writing > 0 or (c.distill > 0 and c.trust) or c.replay_grpo
 
+    @property
+    def extra_episodes(self) -> int:
+        """K replays, where anything uses them."""
+        return self.config.replays if self.checked else 0
+
     def halves(self, group: RolloutGroup, update: int) -> tuple[list[Trajectory], list[Trajectory]]:
         """Evidence and control, G/2 each, drawn without looking at outcomes; broken episodes are
         dropped after that.

@@ -11,10 +11,12 @@ from rsipo_lightning.types import ReplayResult, RolloutGroup, Stop, Trajectory
 
 
 def add_rollouts(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
-    """``rollout/*`` and ``reward/*``. Broken episodes count in error_frac and stop_*_frac only."""
+    """``rollout/*`` and ``reward/*``. Broken episodes: number, steps and stop only."""
     for group in groups:
         for trajectory in group.trajectories:
             metrics.mean(keys.ERROR, not trajectory.scored)
+            metrics.total(keys.EPISODES, 1)
+            metrics.total(keys.ENV_STEPS, trajectory.steps)
             for reason in Stop:
                 metrics.mean(keys.stop(reason.value), trajectory.stop is reason)
         for trajectory in group.scored:
@@ -43,6 +45,8 @@ def add_replays(metrics: Metrics, replays: Sequence[ReplayResult]) -> None:
     for result in replays:
         for trajectory in result.treated:
             metrics.mean(keys.REPLAY_ERROR, not trajectory.scored)
+            metrics.total(keys.REPLAY_EPISODES, 1)
+            metrics.total(keys.REPLAY_ENV_STEPS, trajectory.steps)
         if result.gain is not None:
             metrics.mean(keys.GAIN, result.gain)
         treated, control = success_rate(result.treated), success_rate(result.control)

@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning as L
 
+from rsipo_lightning import keys
 from rsipo_lightning.algorithms.base import TRAIN, Algorithm
 from rsipo_lightning.callbacks.progress import progress_of
 from rsipo_lightning.callbacks.rollout_stats import add_rollouts, check_broken
@@ -93,7 +94,7 @@ class RolloutCollector(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """Fill ``iteration.groups``."""
-        started = time.perf_counter()
+        started, self._cpu = time.perf_counter(), time.process_time()
         update, algorithm = pl_module.version, pl_module.algorithm
         own, more = self._tasks(update, trainer)
         played = self._play(own, update, trainer, algorithm)
@@ -141,6 +142,7 @@ class RolloutCollector(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """The update is done: the engine gets the new weights."""
         pl_module.iteration.metrics.mean("time/update_s", pl_module.close_update())
+        pl_module.iteration.metrics.total(keys.CPU, time.process_time() - self._cpu)
         pl_module.version += 1
         self._sync(pl_module)
 

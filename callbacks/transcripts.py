@@ -156,9 +156,17 @@ def _skill_row(iteration: Iteration, skill: Skill, result: ReplayResult | None) 
         "noise": result.noise if result else None,
         "trust": iteration.trust.get(skill.task.id),
         "evidence_success": skill.trajectory.success if skill.trajectory else None,
+        "group_successes": _successes(iteration, skill),
+        "control_successes": sum(t.success for t in result.control) if result else None,
         "treated_success_frac": success_rate(result.treated) if result else None,
         "control_success_frac": success_rate(result.control) if result else None,
     }
+
+
+def _successes(iteration: Iteration, skill: Skill) -> int:
+    """Of all rollouts of the skill's task."""
+    groups = [group for group in iteration.groups if group.task.id == skill.task.id]
+    return sum(t.success for group in groups for t in group.trajectories)
 
 
 def _episode(title: str, trajectory: Trajectory, decoder: Decoder) -> str:

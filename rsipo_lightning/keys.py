@@ -17,6 +17,8 @@ TURNS: Final = "rollout/turns_mean"
 ACTION_TOKENS: Final = "rollout/action_tokens_mean"
 ERROR: Final = "rollout/error_frac"
 TRUNCATED: Final = "rollout/truncated_frac"
+ENV_STEPS: Final = "rollout/env_steps_count"
+EPISODES: Final = "rollout/episodes_count"
 SCORE: Final = "reward/score_mean"
 ZERO_STD: Final = "reward/group_zero_std_frac"
 
@@ -26,6 +28,8 @@ CONTROL_SUCCESS: Final = "replay/control_success_frac"
 REPLAY_ERROR: Final = "replay/error_frac"
 TEACHER_BETTER: Final = "replay/teacher_better_frac"
 TEACHER_WORSE: Final = "replay/teacher_worse_frac"
+REPLAY_ENV_STEPS: Final = "replay/env_steps_count"
+REPLAY_EPISODES: Final = "replay/episodes_count"
 
 SKILL_ANALYSED: Final = "skill/analysed_frac"
 SKILL_VALID: Final = "skill/valid_frac"
@@ -33,6 +37,7 @@ SKILL_CHARS: Final = "skill/chars_mean"
 
 TRUST: Final = "trust/omega_mean"
 LR: Final = "optim/lr"
+CPU: Final = "time/cpu_s"  # of rollouts, replays and the update; evaluations are left out
 VERSION: Final = "progress/policy_version"
 IMITATE: Final = "loss/imitate"  # of stage 1
 VAL_LOSS: Final = "val/loss"  # of stage 1: the skills of held-out tasks

@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"build", "testing"},
     {"sft"},
     {"listing", "cli"},
-    {"retriever_server"},
+    {"retriever_server", "compare"},
     {"__init__", "__main__"},
 ]
 # These stand beside the line: they see the nouns and what they implement or run, and only those
@@ -92,6 +92,8 @@ def test_the_check_sees_imports_inside_functions(tmp_path: Path) -> None:
         "from rsipo_lightning.cli import sft_main; assert sft_main(['--list']) == 0",
         "from rsipo_lightning.cli import sft_main; sft_main(['--help'])",
         "from rsipo_lightning.retriever_server import main; main(['--help'])",
+        "from rsipo_lightning.compare.cli import main; main(['--help'])",
+        "from rsipo_lightning.compare.cli import main; assert main(['--nope']) == 2",
         "import rsipo_lightning.run_folder",
     ],
 )

@@ -41,6 +41,8 @@ def test_rollouts(make: SimpleNamespace) -> None:
             "rollout/turns_mean": 6 / 4,
             "rollout/action_tokens_mean": (3 + 1 + 2 + 2 + 2 + 2) / 6,
             "rollout/error_frac": 1 / 5,
+            "rollout/episodes_count": 5,
+            "rollout/env_steps_count": 1 + 3 + 1 + 1 + 1,  # those of the broken one too
             "rollout/stop_done_frac": 3 / 5,
             "rollout/stop_max_turns_frac": 1 / 5,
             "rollout/stop_context_frac": 0,
@@ -78,6 +80,8 @@ def test_replays_compare_success_rates(make: SimpleNamespace) -> None:
     assert metrics.reduce() == pytest.approx(
         {
             "replay/error_frac": 0.0,
+            "replay/episodes_count": 6,
+            "replay/env_steps_count": 6,
             "replay/gain_mean": 0.1,
             "replay/treated_success_frac": 2 / 3,
             "replay/control_success_frac": 2 / 3,

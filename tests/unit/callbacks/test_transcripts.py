@@ -80,6 +80,8 @@ def test_files_of_a_run(make: SimpleNamespace, tmp_path: Path) -> None:
         "noise": 0.01,
         "trust": 1.25,
         "evidence_success": True,
+        "group_successes": 1,
+        "control_successes": 1,
         "treated_success_frac": 1.0,
         "control_success_frac": 0.5,
     }

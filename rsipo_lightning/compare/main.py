@@ -1,0 +1,181 @@
+"""``compare``: plan, run, read, report."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from rsipo_lightning.compare import figures
+from rsipo_lightning.compare.board import Board
+from rsipo_lightning.compare.collect import read_run
+from rsipo_lightning.compare.plan import (
+    Arm,
+    Run,
+    Setup,
+    State,
+    check_data,
+    extra_episodes,
+    plan,
+    trains,
+)
+from rsipo_lightning.compare.processes import execute
+from rsipo_lightning.compare.report import markdown
+from rsipo_lightning.compare.summary import at_budget, notes, results
+from rsipo_lightning.errors import ConfigError, RsipoError, did_you_mean
+from rsipo_lightning.run_folder import write_json
+
+SCHEMA = 1
+STARTED = "started.json"
+
+
+def compare(
+    setup: Setup,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    *,
+    control: str | None = "grpo",
+    reference: str | None = None,
+    budget: str = "updates",
+    jobs: int | None = None,
+    command: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run what is missing of all arms and seeds, and write compare.json, compare.md and figures.
+
+    ``control``: algorithm of the arm with matched episodes (see ``plan``), None for none.
+    ``reference``: arm that differences refer to (default: the first). ``budget``: "updates",
+    "env_steps" or "cpu_s". ``jobs``: processes at once (default: one per core).
+    Returns what compare.json holds. Raises ConfigError, PluginError and DataError before anything
+    is written; RsipoError with a note if runs failed, and KeyboardInterrupt after Ctrl-C, both
+    after writing what there is.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError("the figures need matplotlib: pip install 'rsipo-lightning[plot]'")
+    runs = plan(setup, arms, seeds, control)
+    names = [arm.name for arm in runs]
+    reference = reference or names[0]
+    if reference not in names:
+        raise ConfigError(f"no arm '{reference}'{did_you_mean(reference, names)}")
+    everything = [run for of_arm in runs.values() for run in of_arm]
+    states = {run: run.state() for run in everything}
+    check_data(run for run, state in states.items() if state is State.DONE)
+    failed: dict[Run, str] = {}
+    with _begun(setup.out, everything[0]) as model:
+        try:
+            failed = execute(states, jobs or os.cpu_count() or 1, Board(states))
+        finally:
+            report = _report(setup, runs, failed, reference, budget, model, command)
+            drawn = figures.draw(report, setup.out)
+            write_json(setup.out / "compare.json", report)
+            (setup.out / "compare.md").write_text(markdown(report, drawn), encoding="utf-8")
+    if failed:
+        run, why = next(iter(failed.items()))
+        error = RsipoError(
+            f"{len(failed)} of {len(everything)} runs failed; {run.arm.name} seed {run.seed}: {why}"
+        )
+        error.add_note(f"logs: {setup.out}/ARM/sSEED.log; the same command goes on")
+        raise error
+    return report
+
+
+@contextmanager
+def _begun(out: Path, run: Run) -> Iterator[dict[str, Any]]:
+    """The folder, ours alone while inside; yields path and checksum of the policy.
+
+    ConfigError if another process is at work there, or if the policy's files have changed since.
+    """
+    path = run.config.model.path
+    model = {"path": path, "sha256": _checksum(path)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file: IO[str] = (out / STARTED).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out}: {error.strerror}; choose --out") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"another rsipo-compare is at work in {out}") from error
+        file.seek(0)
+        if not (known := file.read()):
+            json.dump(model, file)
+            file.flush()
+        elif json.loads(known) != model:
+            raise ConfigError(
+                f"{out} was begun with another policy: {known}, now {json.dumps(model)}; "
+                "choose another --out"
+            )
+        yield model
+
+
+def _checksum(path: str) -> str | None:
+    """Of the weight files of a folder, or of the policy that is shipped; None of a hub name."""
+    from rsipo_lightning.policy import model_source
+
+    folder = Path(model_source(path))
+    digest = hashlib.sha256()
+    files = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin")))
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest() if files else None
+
+
+def _report(
+    setup: Setup,
+    runs: Mapping[Arm, Sequence[Run]],
+    failed: Mapping[Run, str],
+    reference: str,
+    budget: str,
+    model: Mapping[str, Any],
+    command: Sequence[str],
+) -> dict[str, Any]:
+    """Everything that tables and figures are made of."""
+    everything = [run for of_arm in runs.values() for run in of_arm]
+    done = {run: read_run(run.folder, setup.out) for run in everything if run.state() is State.DONE}
+    arms = [
+        {
+            "name": arm.name,
+            "algo": arm.algo,
+            "overrides": list(arm.overrides),
+            "group": of_arm[0].config.rollout.group,
+            "trains": trains(of_arm[0].config),
+            "extra_episodes": extra_episodes(of_arm[0].config),
+            "runs": {str(run.seed): done[run] for run in of_arm if run in done},
+        }
+        for arm, of_arm in runs.items()
+    ]
+    rows = results(arms, reference)
+    value, budget_rows = at_budget(arms, reference, budget)
+    seeds = list(dict.fromkeys(run.seed for run in everything))
+    evaluation = everything[0].config.eval
+    return {
+        "schema": SCHEMA,
+        "command": shlex.join(command),
+        "folder": os.getcwd(),
+        "env": everything[0].config.groups["env"],
+        "overrides": list(setup.overrides),
+        "seeds": seeds,
+        "reference": reference,
+        "budget": {"kind": budget, "value": value},
+        "test_tasks": max((row["tasks"] for row in rows), default=0),
+        "temperature": evaluation.temperature,
+        "model": dict(model),
+        "complete": len(done) == len(everything),
+        "missing": [
+            {"arm": run.arm.name, "seed": run.seed, "why": failed.get(run, "")}
+            for run in everything
+            if run not in done
+        ],
+        "results": rows,
+        "at_budget": budget_rows,
+        "notes": notes(rows, len(seeds)),
+        "arms": arms,
+    }
