@@ -34,6 +34,11 @@ class BankConfig:
     bank_types: dict[str, str] = field(default_factory=dict)  # task type -> its list in the bank
     bank_top: int = 0  # skills that are shown of each list, the first ones; 0 is all
 
+    def __post_init__(self) -> None:
+        at_least("algo.bank_top", self.bank_top, 0)
+        # beside it stands the Config of an algorithm, which may have checks of its own
+        getattr(super(), "__post_init__", lambda: None)()
+
 
 @dataclass(frozen=True, slots=True)
 class SkillBank:
@@ -82,7 +87,6 @@ class SkillBank:
     @classmethod
     def of(cls, config: BankConfig, env: str, types: Sequence[str]) -> SkillBank:
         """The bank that an algorithm's keys name; it must know all ``types`` of the environment."""
-        at_least("algo.bank_top", config.bank_top, 0)
         if config.bank is None and env not in _builtin():
             have = ", ".join(_builtin())
             raise ConfigError(

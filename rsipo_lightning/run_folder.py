@@ -124,22 +124,27 @@ class RunFolder:
         write_json(self.path / RECORD, record)
 
     @contextmanager
+    def on_disk(self) -> Iterator[None]:
+        """A disk that is full or fails is a CheckpointError, whoever was writing."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _DISK:
+                raise
+            raise CheckpointError(
+                f"cannot write to {self.path}: {error.strerror}; make room"
+            ) from error
+
+    @contextmanager
     def resumable(self) -> Iterator[None]:
         """Errors that end the run inside get a note: where the checkpoint is, and how to go on.
 
         The command line tells by this note that work had started (exit code 75, not 2). A new run
-        that ends before its first checkpoint leaves nothing. A disk that is full or fails is a
-        CheckpointError, whoever was writing.
+        that ends before its first checkpoint leaves nothing.
         """
         try:
-            try:
+            with self.on_disk():
                 yield
-            except OSError as error:
-                if error.errno not in _DISK:
-                    raise
-                raise CheckpointError(
-                    f"cannot write to {self.path}: {error.strerror}; make room"
-                ) from error
         except (RsipoError, KeyboardInterrupt) as error:
             if checkpoints := sorted(self.path.glob("checkpoints/update-*.ckpt")):
                 resume = f"rsipo-fit --resume {shlex.quote(str(self.path))}"

@@ -226,7 +226,8 @@ def _noted(config: SftConfig, folder: RunFolder) -> Iterator[None]:
     The command line tells by this note that work had started (exit code 75, not 2).
     """
     try:
-        yield
+        with folder.on_disk():
+            yield
     except (RsipoError, KeyboardInterrupt) as error:
         again = f"rsipo-sft --config {shlex.quote(str(folder.config_file))}"
         labels = folder.path / LABELS

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rsipo_lightning import registry
-from rsipo_lightning.composing import compose
+from rsipo_lightning.composing import SFT, compose, compose_kind
+from rsipo_lightning.config import SftSection
 from rsipo_lightning.errors import ConfigError
 
 HUGE = 10**30
@@ -48,5 +49,14 @@ def test_a_number_that_makes_no_sense_is_refused(algo: str, env: str, key: str, 
         return
     with pytest.raises(ConfigError) as caught:
         use()
+    assert key in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", dict(numbers(SftSection(), "sft.")))
+@pytest.mark.parametrize("value", [-1, HUGE, "nan", "inf"])
+def test_nor_does_one_of_stage_1(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_kind(SFT, {"env": "search"}, None, [f"{key}={value}"])
     assert key in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from rsipo_lightning import web
 from rsipo_lightning.cli import eval_main, fit_main, sft_main
 from rsipo_lightning.composing import SFT, compose_kind
+from rsipo_lightning.environments.search import SearchSuite
 from rsipo_lightning.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -196,6 +198,28 @@ def test_an_endpoint_from_end_to_end(chat_server: Any, capsys: pytest.CaptureFix
     assert done["rows"] == {"train": 10, "held_out": 2}
     assert done["after"]["loss"] < done["before"]["loss"]
     assert "Skills of 2 unseen episodes" in capsys.readouterr().out
+
+
+def test_a_disk_that_fills_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The limit on the size of files stands for it, from the first label on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    hindsight = SearchSuite.hindsight
+
+    def fills(self: SearchSuite, trajectory: Any, rng: Any) -> str:
+        if trajectory.turns:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+        return hindsight(self, trajectory, rng)
+
+    monkeypatch.setattr(SearchSuite, "hindsight", fills)
+    try:
+        assert sft_main([*GOOD, *SMALL, "run.dir=run"]) == 75
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot write to run: File too large; make room" in line
+    assert "start again with: rsipo-sft --config run/config.yaml" in line
 
 
 @pytest.mark.slow
