@@ -72,7 +72,8 @@ class RSIPOConfig(BankConfig, GRPOConfig):
     replay_grpo: bool = False  # also train on the replays, as groups of their own
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        BankConfig.__post_init__(self)
+        GRPOConfig.__post_init__(self)
         one_of("algo.skill_source", self.skill_source, ("policy", "bank"))
         one_of("algo.gate", self.gate, ("sigmoid", "none"))
         one_of("algo.noise", self.noise, ("own", "pooled", "blend", "max"))

@@ -34,6 +34,9 @@ class BankConfig:
     bank_types: dict[str, str] = field(default_factory=dict)  # task type -> its list in the bank
     bank_top: int = 0  # skills that are shown of each list, the first ones; 0 is all
 
+    def __post_init__(self) -> None:
+        at_least("algo.bank_top", self.bank_top, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class SkillBank:
@@ -73,6 +76,8 @@ class SkillBank:
             task_types={**own, **(task_types or {})},
             top=top,
         )
+        if empty := [name for name, skills in bank.specific.items() if not skills]:
+            raise DataError(f"{path}: {lists}.{empty[0]} is empty")
         for kind, name in bank.task_types.items():
             if not isinstance(name, str) or name not in bank.specific:
                 known = did_you_mean(str(name), bank.specific)
@@ -82,7 +87,6 @@ class SkillBank:
     @classmethod
     def of(cls, config: BankConfig, env: str, types: Sequence[str]) -> SkillBank:
         """The bank that an algorithm's keys name; it must know all ``types`` of the environment."""
-        at_least("algo.bank_top", config.bank_top, 0)
         if config.bank is None and env not in _builtin():
             have = ", ".join(_builtin())
             raise ConfigError(
@@ -104,10 +108,15 @@ class SkillBank:
                 f"{self.source}: no skills for task type '{task_type}' (have: "
                 f"{', '.join(self.specific)}); choose: algo.bank_types.{task_type}=NAME"
             )
-        top = self.top or None
-        parts = [["General skills:", *self.general[:top]], self.specific[name][:top]]
-        parts[1] = [f"Skills for {name.replace('_', ' ')}:", *parts[1]]
-        return "\n\n".join("\n".join(lines) for lines in parts)
+        parts = {
+            "General skills": self.general,
+            f"Skills for {name.replace('_', ' ')}": self.specific[name],
+        }
+        return "\n\n".join(
+            "\n".join([f"{title}:", *skills[: self.top or None]])
+            for title, skills in parts.items()
+            if skills
+        )
 
 
 def _builtin() -> dict[str, Path]:
@@ -129,8 +138,8 @@ def _object(path: Path, where: str, value: Any) -> dict[str, Any]:
 
 
 def _rows(path: Path, where: str, value: Any, fields: Sequence[str]) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
-        raise DataError(f"{path}: {where} must be a list that is not empty")
+    if not isinstance(value, list):
+        raise DataError(f"{path}: {where} must be a list")
     for i, row in enumerate(value):
         for name in fields:
             text = row.get(name) if isinstance(row, dict) else None
