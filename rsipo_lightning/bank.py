@@ -78,6 +78,8 @@ class SkillBank:
             task_types={**own, **(task_types or {})},
             top=top,
         )
+        if empty := [name for name, skills in bank.specific.items() if not skills]:
+            raise DataError(f"{path}: {lists}.{empty[0]} is empty")
         for kind, name in bank.task_types.items():
             if not isinstance(name, str) or name not in bank.specific:
                 known = did_you_mean(str(name), bank.specific)
@@ -108,10 +110,15 @@ class SkillBank:
                 f"{self.source}: no skills for task type '{task_type}' (have: "
                 f"{', '.join(self.specific)}); choose: algo.bank_types.{task_type}=NAME"
             )
-        top = self.top or None
-        parts = [["General skills:", *self.general[:top]], self.specific[name][:top]]
-        parts[1] = [f"Skills for {name.replace('_', ' ')}:", *parts[1]]
-        return "\n\n".join("\n".join(lines) for lines in parts)
+        parts = {
+            "General skills": self.general,
+            f"Skills for {name.replace('_', ' ')}": self.specific[name],
+        }
+        return "\n\n".join(
+            "\n".join([f"{title}:", *skills[: self.top or None]])
+            for title, skills in parts.items()
+            if skills
+        )
 
 
 def _builtin() -> dict[str, Path]:
@@ -133,8 +140,8 @@ def _object(path: Path, where: str, value: Any) -> dict[str, Any]:
 
 
 def _rows(path: Path, where: str, value: Any, fields: Sequence[str]) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
-        raise DataError(f"{path}: {where} must be a list that is not empty")
+    if not isinstance(value, list):
+        raise DataError(f"{path}: {where} must be a list")
     for i, row in enumerate(value):
         for name in fields:
             text = row.get(name) if isinstance(row, dict) else None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rsipo_lightning.bank import BankConfig, SkillBank
+from rsipo_lightning.callbacks.best_skills import bank as best_skills
 from rsipo_lightning.environments.world import TYPES
 from rsipo_lightning.errors import ConfigError, DataError
 
@@ -47,6 +48,14 @@ def test_general_skills_come_before_those_of_the_type(tmp_path: Path) -> None:
     assert bank.text("hotpotqa") == bank.text("two")
     assert "E: do E" in bank.text("two")
     assert "C: do C" not in bank.text("two")
+
+
+def test_what_a_run_found_best_is_a_bank(tmp_path: Path) -> None:
+    """``best_skills.json`` has no general skills."""
+    row = {"type": "one", "text": "1. search\n2. answer", "category": "procedural", "gain": 0.5}
+    bank = SkillBank.load(write(tmp_path, best_skills({"one": [row]})))
+    when = "(When: tasks of type one)"
+    assert bank.text("one") == f"Skills for one:\n- procedural: 1. search\n2. answer {when}"
 
 
 def test_top_shows_the_first_of_each_list(tmp_path: Path) -> None:
@@ -86,7 +95,8 @@ def no_principle() -> dict[str, Any]:
         (without("general_skills"), "general_skills must be a list"),
         (without("task_specific_skills"), "task_specific_skills must be an object"),
         (without("common_mistakes"), "common_mistakes must be a list"),
-        ({**GOOD, "general_skills": []}, "general_skills must be a list that is not empty"),
+        ({**GOOD, "task_specific_skills": {"one": None}}, "_skills.one must be a list"),
+        ({**GOOD, "task_specific_skills": {"one": []}}, "_skills.one is empty"),
         ({**GOOD, "general_skills": ["x"]}, r"general_skills\[0\] needs a text 'title'"),
         ({**GOOD, "common_mistakes": [{}]}, r"common_mistakes\[0\] needs a text 'description'"),
         ({**GOOD, "task_types": {"nq": "three"}}, "no skills 'three' for task type 'nq'"),
@@ -106,7 +116,7 @@ def test_a_missing_bank_names_ours() -> None:
     with pytest.raises(ConfigError, match=r"'toy' has no skill bank.*algo.bank=FILE"):
         SkillBank.of(BankConfig(), "toy", ())
     with pytest.raises(ConfigError, match=r"algo\.bank_top=-1"):
-        SkillBank.of(BankConfig(bank_top=-1), "search", ())
+        BankConfig(bank_top=-1)
 
 
 def test_our_search_bank_knows_the_world_and_the_seven_sets() -> None:
