@@ -97,7 +97,7 @@ def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
     a = actors(config, splits)
     bank = None
     if algorithm_class.uses_bank(config.algo):
-        bank = SkillBank.of(config.algo, a.suite.name, a.suite.types)
+        bank = SkillBank.of(config.algo, a.suite.name, a.suite.types, a.suite.config.prompt)
     algorithm = algorithm_class(config.algo, config.seed, a.codec, bank)
     return Parts(a.suite, a.codec, a.policy, a.player, algorithm)
 

@@ -22,7 +22,7 @@ def test_a_bank_is_replayed_and_distilled_but_never_trained(tmp_path: Path) -> N
     assert [s["valid"] for s in skills] == [True, True]
     assert all(s["raw"] is s["evidence_success"] is None for s in skills)
     assert all(isinstance(s["gain"], float) and s["trust"] == 1 for s in skills)
-    assert all(s["text"].startswith("General skills:") for s in skills)
+    assert all(s["text"].startswith("1. Search the") for s in skills)
     lines = (folder / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
     replays = [row for line in lines if (row := json.loads(line))["role"] == "replay"]
     assert len(replays) == 8
@@ -39,7 +39,7 @@ def test_a_bank_is_replayed_and_distilled_but_never_trained(tmp_path: Path) -> N
         (["algo.bank={bank}"], "no skills for task type 'single' (have: one)"),
         (["algo.bank=serch"], "no skill bank 'serch'"),
         (["algo.bank_types.single=nothing"], "no skills 'nothing' for task type 'single'"),
-        (["rollout.context=256"], "with a skill of the bank; algo.bank_top=N shows fewer"),
+        (["algo.bank=search", "rollout.context=256"], "with a skill of the bank; algo.bank_top=N shows fewer"),
     ],
 )
 def test_a_bank_that_does_not_fit_is_seen_before_work(
