@@ -12,6 +12,7 @@ from rsipo_lightning.types import ReplayResult, RolloutGroup, Stop, Trajectory
 
 def add_rollouts(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
     """``rollout/*`` and ``reward/*``. Broken episodes count in error_frac and stop_*_frac only."""
+    measures = {name for group in groups for t in group.scored for name in t.measures}
     for group in groups:
         for trajectory in group.trajectories:
             metrics.mean(keys.ERROR, not trajectory.scored)
@@ -19,6 +20,8 @@ def add_rollouts(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
                 metrics.mean(keys.stop(reason.value), trajectory.stop is reason)
         for trajectory in group.scored:
             _add_episode(metrics, trajectory)
+            for name in measures:  # 0 for an episode that was cut off before it was measured
+                metrics.mean(keys.measure("rollout", name), trajectory.measures.get(name, 0.0))
         if group.scored:
             scores = {trajectory.score for trajectory in group.scored}
             metrics.mean(keys.ZERO_STD, len(scores) == 1)
@@ -30,8 +33,6 @@ def _add_episode(metrics: Metrics, trajectory: Trajectory) -> None:
     metrics.mean(keys.by_type("rollout", task.env, task.type), trajectory.success)
     metrics.mean(keys.SCORE, trajectory.score)
     metrics.mean(keys.TURNS, trajectory.steps)
-    for name, value in trajectory.measures.items():
-        metrics.mean(keys.measure("rollout", name), value)
     for turn in trajectory.turns:
         metrics.mean(keys.VALID_ACTION, turn.valid)
         metrics.mean(keys.TRUNCATED, turn.completion.truncated)

@@ -161,6 +161,8 @@ def _rows(path: Path, where: str, value: Any, fields: Sequence[str]) -> list[dic
             text = row.get(name) if isinstance(row, dict) else None
             if not isinstance(text, str) or not text.strip():
                 raise DataError(f"{path}: {where}[{i}] needs a text '{name}'")
+            if any("\ud800" <= c <= "\udfff" for c in text):  # half a character
+                raise DataError(f"{path}: '{name}' of {where}[{i}] is not valid Unicode")
     return value
 
 

@@ -87,16 +87,17 @@ class Parts(Actors):
     algorithm: Algorithm[Any]
 
 
-def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
+def parts(config: RunConfig, splits: Sequence[str], training: bool) -> Parts:
     """Build, cheap checks first. Raises ConfigError, DataError, PluginError.
 
-    ``splits`` are those that will be played.
+    ``splits`` are those that will be played. The skill bank is for training: where the policy only
+    acts alone, its file may be gone.
     """
     algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
     algorithm_class.check(config.algo, config.rollout)
     a = actors(config, splits)
     bank = None
-    if algorithm_class.uses_bank(config.algo):
+    if training and algorithm_class.uses_bank(config.algo):
         bank = SkillBank.of(config.algo, a.suite.name, a.suite.types, a.suite.config.prompt)
     algorithm = algorithm_class(config.algo, config.seed, a.codec, bank)
     return Parts(a.suite, a.codec, a.policy, a.player, algorithm)
@@ -176,7 +177,7 @@ def fit(
     began = time.perf_counter(), time.process_time()
     quiet()
     checkpoint = latest(Path(resume)) if resume else None
-    made = parts(config, ("train", "val", "test"))
+    made = parts(config, ("train", "val", "test"), training=True)
     check_training(config, made, made.algorithm.bank)
     if resume:
         folder = RunFolder.open(resume)
@@ -321,7 +322,7 @@ def evaluate(
         raise DataError(f"{path} is not finished, it has no policy/ yet: rsipo-fit --resume {path}")
     folder = path / "policy" if (path / "policy").is_dir() else path
     config = replace(config, model=replace(config.model, path=str(folder)))
-    made = parts(config, (split,))
+    made = parts(config, (split,), training=False)
     if per_type is not None:
         tasks = choose_per_type(made.suite, split, per_type)
     else:

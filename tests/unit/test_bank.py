@@ -103,6 +103,7 @@ def no_principle() -> dict[str, Any]:
         ({**GOOD, "task_types": {"nq": "three"}}, "no skills 'three' for task type 'nq'"),
         ({**GOOD, "task_types": {"nq": ["one"]}}, "no skills .* for task type 'nq'"),
         ({**GOOD, "task_types": ["nq"]}, "task_types must be an object"),
+        ({**GOOD, "general_skills": skills("half \ud800")}, "'title' of general_skills.0. is not"),
         (no_principle(), r"task_specific_skills.one\[1\] needs a text 'principle'"),
     ],
 )
