@@ -61,10 +61,17 @@ def check_broken(what: str, trajectories: Sequence[Trajectory], max_frac: float)
     Collective, and over all ranks, so that all of them stop.
     """
     errors = [t.error for t in trajectories if not t.scored]
-    everywhere = gather((len(errors), len(trajectories), errors[:1]))
+    check_share(what, len(errors), len(trajectories), errors[0] if errors else "", max_frac)
+
+
+def check_share(
+    what: str, broken: int, played: int, first: str, max_frac: float, least: int = 0
+) -> None:
+    """The same from counts and the first error; fewer than ``least`` episodes say nothing yet."""
+    everywhere = gather((broken, played, first))
     broken, played = (sum(part[i] for part in everywhere) for i in (0, 1))
-    if broken > max_frac * played:
-        first = next(example for *_, examples in everywhere for example in examples)
+    if played >= least and broken > max_frac * played:
+        first = next(part[2] for part in everywhere if part[0])
         raise EnvironmentFault(
             f"{what}: {broken} of {played} episodes broke, more than "
             f"rollout.max_error_frac={max_frac:g}; the first one: {first}"
