@@ -122,6 +122,8 @@ class RSIPO(GRPO[RSIPOConfig]):
                 f"rollout.group={rollout.group}: RSIPO splits a group into evidence and control "
                 "halves and needs an even number of at least 4"
             )
+        if config.bank and config.skill_source != "bank":
+            raise ConfigError(f"algo.bank={config.bank}: set algo.skill_source=bank to use it")
 
     @classmethod
     def uses_bank(cls, config: RSIPOConfig) -> bool:

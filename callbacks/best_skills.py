@@ -17,7 +17,7 @@ from rsipo_lightning.callbacks.host import host
 from rsipo_lightning.callbacks.skills import results_by_skill
 from rsipo_lightning.metrics import gather
 from rsipo_lightning.run_folder import write_json
-from rsipo_lightning.types import Iteration
+from rsipo_lightning.types import Iteration, WrittenSkill
 
 FILE = "best_skills.json"  # in the run folder: what stands beside the newest checkpoint
 
@@ -76,12 +76,14 @@ def bank(skills: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def _rows(iteration: Iteration) -> list[Row]:
-    """The skills of this rank that gained, in plain values."""
+    """The written skills of this rank that gained, in plain values."""
     results = results_by_skill(iteration.replays)
     rows = []
     for skill in iteration.skills:
         result = results.get(id(skill))
-        if result is None or result.gain is None or result.noise is None or result.gain <= 0:
+        if not isinstance(skill, WrittenSkill) or result is None:
+            continue
+        if result.gain is None or result.noise is None or result.gain <= 0:
             continue
         rows.append(
             {

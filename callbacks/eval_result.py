@@ -135,10 +135,7 @@ class Tally:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tally:
-        """The inverse of ``to_json``; reads files from before there were measures too."""
-        if "values" not in data:
-            won = data["successes"]  # each task was played once
-            data = {**data, "tasks": data["n"], "values": {SUCCESS: {"total": won, "squares": won}}}
+        """The inverse of ``to_json``."""
         known = {f.name: data[f.name] for f in fields(cls)}
         values = {name: Sums(**sums) for name, sums in data["values"].items()}
         return cls(**{**known, "values": values})

@@ -6,7 +6,6 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -17,14 +16,15 @@ from rsipo_lightning.algorithms.base import PLAIN
 from rsipo_lightning.callbacks.eval_result import EvalResult, Tally
 from rsipo_lightning.callbacks.host import host, updates_made
 from rsipo_lightning.callbacks.progress import announce
-from rsipo_lightning.callbacks.rollout_stats import check_broken
+from rsipo_lightning.callbacks.rollout_stats import check_share
 from rsipo_lightning.config import EvalSection
 from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.protocols import TaskSuite
 from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.run_folder import write_json
-from rsipo_lightning.types import Role, RolloutGroup, Task, Trajectory
+from rsipo_lightning.types import Role, RolloutGroup, Task
 
+ENOUGH = 100  # episodes, from which on the share of those that broke is looked at
 KEY = 0  # "update" of every evaluation's sampling noise: what differs between two is the weights
 
 
@@ -78,23 +78,26 @@ def evaluate(
     """Play each task ``samples`` times and sum by task type. Collective: ranks share the tasks.
 
     ``block`` tasks are played at a time, shown to ``on_groups`` and forgotten, so that memory does
-    not grow with their number. EnvironmentFault if more than a share of the episodes broke: what
-    is left would flatter.
+    not grow with their number. EnvironmentFault as soon as more than a share of the episodes broke:
+    what is left would flatter.
     """
     start = time.monotonic()
     rank, ranks = rank_of_ranks()
     share = tasks[rank::ranks]
-    block = block or max(len(share), 1)
+    most = max(-(-len(tasks) // ranks), 1)  # tasks of a rank: all play as many blocks
+    block = block or most
     mine: dict[str, Tally] = {}
-    played: list[Trajectory] = []  # without what was said
-    for begin in range(0, max(len(share), 1), block):
+    first = ""  # error
+    for begin in range(0, most, block):
         groups = play(share[begin : begin + block], Role.EVAL, samples, temperature, KEY)
         if on_groups is not None:
             on_groups(groups)
         for group in groups:
             mine[group.task.type] = mine.get(group.task.type, Tally()) + Tally.of(group)
-            played += [replace(t, turns=(), opening="") for t in group.trajectories]
-    check_broken(split, played, max_error_frac)
+            first = first or next((t.error for t in group.trajectories if not t.scored), "")
+        sums = sum(mine.values(), Tally())
+        played, least = sums.n + sums.broken, ENOUGH if begin + block < most else 0
+        check_share(split, sums.broken, played, first, max_error_frac, least)
     everyone: list[dict[str, Tally]] = gather(mine)
     seen = {name for part in everyone for name in part}
     order = [*suite.types, *sorted(seen.difference(suite.types))]

@@ -77,9 +77,6 @@ class Progress(pl.Callback):
         if trainer.is_global_zero and self.console.is_terminal:
             self._start()
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.phase("rollout")
-
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:

@@ -12,6 +12,7 @@ from rsipo_lightning.types import ReplayResult, RolloutGroup, Stop, Trajectory
 
 def add_rollouts(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
     """``rollout/*`` and ``reward/*``. Broken episodes: number, steps and stop only."""
+    measures = {name for group in groups for t in group.scored for name in t.measures}
     for group in groups:
         for trajectory in group.trajectories:
             metrics.mean(keys.ERROR, not trajectory.scored)
@@ -21,6 +22,8 @@ def add_rollouts(metrics: Metrics, groups: Sequence[RolloutGroup]) -> None:
                 metrics.mean(keys.stop(reason.value), trajectory.stop is reason)
         for trajectory in group.scored:
             _add_episode(metrics, trajectory)
+            for name in measures:  # 0 for an episode that was cut off before it was measured
+                metrics.mean(keys.measure("rollout", name), trajectory.measures.get(name, 0.0))
         if group.scored:
             scores = {trajectory.score for trajectory in group.scored}
             metrics.mean(keys.ZERO_STD, len(scores) == 1)
@@ -32,8 +35,6 @@ def _add_episode(metrics: Metrics, trajectory: Trajectory) -> None:
     metrics.mean(keys.by_type("rollout", task.env, task.type), trajectory.success)
     metrics.mean(keys.SCORE, trajectory.score)
     metrics.mean(keys.TURNS, trajectory.steps)
-    for name, value in trajectory.measures.items():
-        metrics.mean(keys.measure("rollout", name), value)
     for turn in trajectory.turns:
         metrics.mean(keys.VALID_ACTION, turn.valid)
         metrics.mean(keys.TRUNCATED, turn.completion.truncated)
@@ -64,10 +65,17 @@ def check_broken(what: str, trajectories: Sequence[Trajectory], max_frac: float)
     Collective, and over all ranks, so that all of them stop.
     """
     errors = [t.error for t in trajectories if not t.scored]
-    everywhere = gather((len(errors), len(trajectories), errors[:1]))
+    check_share(what, len(errors), len(trajectories), errors[0] if errors else "", max_frac)
+
+
+def check_share(
+    what: str, broken: int, played: int, first: str, max_frac: float, least: int = 0
+) -> None:
+    """The same from counts and the first error; fewer than ``least`` episodes say nothing yet."""
+    everywhere = gather((broken, played, first))
     broken, played = (sum(part[i] for part in everywhere) for i in (0, 1))
-    if broken > max_frac * played:
-        first = next(example for *_, examples in everywhere for example in examples)
+    if played >= least and broken > max_frac * played:
+        first = next(part[2] for part in everywhere if part[0])
         raise EnvironmentFault(
             f"{what}: {broken} of {played} episodes broke, more than "
             f"rollout.max_error_frac={max_frac:g}; the first one: {first}"

@@ -33,18 +33,21 @@ def task_batch(shares: Sequence[Share], seed: int, update: int, count: int) -> l
     A function of the arguments alone, so that a resumed run goes on where it was. A share gives
     count * weight / (sum of weights) tasks, rounded up or down at random such that its mean is
     that. A pass ends where fewer than :func:`most` are left: no update sees a task twice, whose
-    rollouts would be the same ones. No share may have fewer tasks than that.
+    rollouts would be the same ones. No share may have fewer tasks than that. Each update takes so
+    many places, used or not: where a share's number is a fraction, a pass leaves some tasks to the
+    next ones.
     """
     rng = keyed_random(seed, "mixture", update)
     rounding = Fraction(rng.random())
     ends = accumulate((part * count for part in _parts(shares)), initial=Fraction(0))
     batch: list[Task] = []
-    for share, limit, (begin, end) in zip(
-        shares, most(shares, count), pairwise(floor(end + rounding) for end in ends), strict=True
+    parts = pairwise(floor(end + rounding) for end in ends)
+    for i, (share, limit, (begin, end)) in enumerate(
+        zip(shares, most(shares, count), parts, strict=True)
     ):
         epoch, place = divmod(update, len(share.tasks) // limit)
-        order, first = _order(len(share.tasks), seed, epoch), place * limit
-        batch += [share.tasks[i] for i in order[first : first + end - begin]]
+        order, first = _order(len(share.tasks), seed, i, epoch), place * limit
+        batch += [share.tasks[k] for k in order[first : first + end - begin]]
     if len(shares) > 1:  # transcripts and ranks get some of each
         rng.shuffle(batch)
     return batch
@@ -74,9 +77,9 @@ def _parts(shares: Sequence[Share]) -> list[Fraction]:
 
 
 @lru_cache(maxsize=16)
-def _order(length: int, seed: int, epoch: int) -> list[int]:
+def _order(length: int, seed: int, share: int, epoch: int) -> list[int]:
     order = list(range(length))
-    keyed_random(seed, "tasks", epoch).shuffle(order)
+    keyed_random(seed, "tasks", epoch, *[share] * (share > 0)).shuffle(order)
     return order
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from rsipo_lightning.callbacks import jsonl, markup
+from rsipo_lightning.callbacks import markup
 from rsipo_lightning.callbacks.board import add_text
 from rsipo_lightning.callbacks.host import Decoder, host, updates_made
 from rsipo_lightning.callbacks.rollout_stats import success_rate
 from rsipo_lightning.callbacks.skills import results_by_skill
+from rsipo_lightning.files import append_jsonl, keep_until
 from rsipo_lightning.metrics import gather
 from rsipo_lightning.types import (
     Iteration,
@@ -41,16 +42,16 @@ class Transcripts(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero:
-            jsonl.keep_until(self.trajectories, updates_made(trainer))
-            jsonl.keep_until(self.skills, updates_made(trainer))
+            keep_until(self.trajectories, updates_made(trainer))
+            keep_until(self.skills, updates_made(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         iteration, decoder = host(pl_module).iteration, host(pl_module).codec
         skills = gather(skill_rows(iteration))  # of all ranks: collective
         if not trainer.is_global_zero:
             return
-        jsonl.append(self.skills, [row for rows in skills for row in rows])
-        jsonl.append(self.trajectories, trajectory_rows(iteration, self.groups, decoder))
+        append_jsonl(self.skills, [row for rows in skills for row in rows])
+        append_jsonl(self.trajectories, trajectory_rows(iteration, self.groups, decoder))
         if text := transcript(iteration, decoder):
             add_text(trainer, "transcript/student_and_replay", text, iteration.update + 1)
 
@@ -61,21 +62,21 @@ class Transcripts(pl.Callback):
         if trainer.is_global_zero:
             update, decoder = updates_made(trainer), host(pl_module).codec
             rows = [
-                _row(update, Role.EVAL, trajectory, decoder)
+                trajectory_row(update, Role.EVAL, trajectory, decoder)
                 for group in groups[: self.groups]
                 for trajectory in group.trajectories
             ]
-            jsonl.append(self.trajectories, rows)
+            append_jsonl(self.trajectories, rows)
 
 
 def trajectory_rows(iteration: Iteration, groups: int, decoder: Decoder) -> list[dict[str, Any]]:
     """The first groups in full: rollouts without skill, and the replays of the same tasks."""
     update, rows = iteration.update + 1, []
     for group in iteration.groups[:groups]:
-        rows += [_row(update, Role.STUDENT, t, decoder) for t in group.trajectories]
+        rows += [trajectory_row(update, Role.STUDENT, t, decoder) for t in group.trajectories]
         for result in _replays_of(iteration, group):
             gain = {"gain": result.gain}
-            rows += [_row(update, Role.REPLAY, t, decoder) | gain for t in result.treated]
+            rows += [trajectory_row(update, Role.REPLAY, t, decoder) | gain for t in result.treated]
     return rows
 
 
@@ -107,11 +108,14 @@ def _replays_of(iteration: Iteration, group: RolloutGroup) -> list[ReplayResult]
     return [result for result in iteration.replays if result.skill.task.id == group.task.id]
 
 
-def _row(update: int, role: Role, trajectory: Trajectory, decoder: Decoder) -> dict[str, Any]:
+def trajectory_row(
+    update: int, actor: str, trajectory: Trajectory, decoder: Decoder
+) -> dict[str, Any]:
+    """One episode in full; ``actor`` is a Role, or who else acted."""
     skill = trajectory.skill
     return {
         "update": update,
-        "role": role.value,
+        "role": str(actor),
         "task": trajectory.task.id,
         "env": trajectory.task.env,
         "type": trajectory.task.type,

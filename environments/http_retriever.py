@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from rsipo_lightning.environments.retriever import Passage, parse_object, to_passage
+from rsipo_lightning.environments.retriever import Passage, to_passage
 from rsipo_lightning.errors import DataError, EnvironmentFault
+from rsipo_lightning.files import parse_object
 from rsipo_lightning.web import Client, Reply, excerpt, refusal
-from rsipo_lightning.web import check_url as check_address
 
 PROTOCOLS = ("batch", "single")
 _AT_ONCE = 8  # requests in flight with the protocol "single"
@@ -42,7 +42,7 @@ class HTTPRetriever:
         max_bytes: int = 64 << 20,
         cache: int = 20_000,
     ) -> None:
-        check_url(url)
+        """``url`` has passed ``web.check_url``."""
         parts = urlsplit(url)
         path = parts.path if parts.path.strip("/") else "/retrieve"
         target = f"{path}?{parts.query}" if parts.query else path
@@ -115,8 +115,3 @@ class HTTPRetriever:
         if isinstance(score, float) and not math.isfinite(score):  # then the order means nothing
             raise DataError(f"{self.url}: a score is {score}")
         return to_passage(document, self.url)
-
-
-def check_url(url: str) -> None:
-    """ConfigError unless ``url`` is a plain http(s) address."""
-    check_address("env.retriever_url", url)

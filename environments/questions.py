@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from rsipo_lightning.checks import above
 from rsipo_lightning.environments.answers import normalise
-from rsipo_lightning.environments.retriever import Passage, hash_file, read_jsonl
+from rsipo_lightning.environments.retriever import Passage
 from rsipo_lightning.environments.world import SPLITS, TYPES, World
 from rsipo_lightning.errors import ConfigError, DataError
+from rsipo_lightning.files import hash_file, read_jsonl
 from rsipo_lightning.protocols import Share
 from rsipo_lightning.types import Task
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import mmap
 import os
 import re
 import shutil
+import sys
 import tempfile
 from abc import abstractmethod
 from array import array
@@ -29,6 +29,7 @@ import Stemmer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped,unused-ignore]
 
 from rsipo_lightning.errors import DataError
+from rsipo_lightning.files import hash_file, parse_object, read_jsonl
 
 T = TypeVar("T")
 
@@ -152,7 +153,7 @@ def cached_index(
     if found is None:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(folder.parent) as alone:
+            with _locked(folder, f"another process that builds the index of {path}") as alone:
                 found = existing()  # another process may have built it while we waited
                 if found is None:
                     killed = folder.parent.glob(f".{folder.name}-*.part") if alone else ()
@@ -171,18 +172,36 @@ def cached_index(
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """One process at a time: True. Where a file system has no locks all go on: False."""
-    handle = os.open(folder, os.O_RDONLY)
+def _locked(folder: Path, what: str) -> Iterator[bool]:
+    """One process at a time for each folder: True. Where a file system has no locks all go on:
+    False.
+    """
+    file = folder.with_name(f".{folder.name}.lock")
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        alone = _lock(handle, what)
+        with suppress(FileNotFoundError):
+            if not alone or os.path.samestat(os.fstat(handle), os.stat(file)):
+                break
+        os.close(handle)  # who was waited for has removed it: others lock a new one
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            alone = True
-        except OSError:
-            alone = False
         yield alone
     finally:
+        file.unlink(missing_ok=True)
         os.close(handle)
+
+
+def _lock(handle: int, what: str) -> bool:
+    """Wait for a lock, and say so; False if there are none."""
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting for {what}", file=sys.stderr, flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -219,49 +238,6 @@ def hash_corpus(path: Path) -> str:
         part.write_text(sha256)
         part.replace(note)
     return sha256
-
-
-def hash_file(path: str | Path) -> str:
-    """SHA-256 of a file's bytes in hex. A file that cannot be read: DataError."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def read_jsonl(path: str | Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(line number from 1, byte offset, row) of each line that is not blank.
-
-    Unreadable file, malformed JSON or a row that is no object: DataError "file:line: what".
-    """
-    try:
-        with open(path, "rb") as file:
-            offset = 0
-            for number, line in enumerate(file, 1):
-                start, offset = offset, offset + len(line)
-                if line.strip():
-                    yield number, start, parse_object(line, f"{path}:{number}")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-_HALF = re.compile("[\ud800-\udfff]")
-
-
-def parse_object(line: bytes, where: str) -> dict[str, Any]:
-    """A JSON object. Not UTF-8, not JSON, half a character, no object: DataError."""
-    try:
-        row = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 ({error.reason})") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})") from error
-    if rb"\ud" in line.lower() and _HALF.search(json.dumps(row, ensure_ascii=False)):
-        raise DataError(f"{where}: holds half a character (a lone surrogate)")
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: a JSON object is expected, not {type(row).__name__}")
-    return row
 
 
 def to_passage(row: dict[str, Any], where: str) -> Passage:

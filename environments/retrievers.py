@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from rsipo_lightning.checks import at_least, one_of
 from rsipo_lightning.environments.disk_retriever import DiskRetriever, check_installed
-from rsipo_lightning.environments.http_retriever import PROTOCOLS, HTTPRetriever, check_url
+from rsipo_lightning.environments.http_retriever import PROTOCOLS, HTTPRetriever
 from rsipo_lightning.environments.retriever import BM25Retriever, LocalRetriever, Retriever
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.protocols import EnvironmentConfig
+from rsipo_lightning.web import check_url
 
 LOCAL: dict[str, type[BM25Retriever] | type[DiskRetriever]] = {
     "bm25": BM25Retriever,
@@ -72,7 +73,7 @@ def check_retriever(config: RetrieverConfig, real: bool) -> None:
     else:
         if not config.retriever_url:
             raise ConfigError("env.retriever=http needs env.retriever_url=http://host:port")
-        check_url(config.retriever_url)
+        check_url("env.retriever_url", config.retriever_url)
         if config.corpus:
             raise ConfigError(
                 "env.corpus is given with env.retriever=http: the server has the corpus"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,12 @@ from rsipo_lightning.environments.retriever import (
     LocalRetriever,
     Passage,
     Retriever,
-    hash_file,
 )
 from rsipo_lightning.environments.retrievers import RetrieverConfig, check_retriever, make_retriever
 from rsipo_lightning.environments.search_episode import Action, SearchEpisode
 from rsipo_lightning.environments.wording import STYLES, template_file, wording
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
+from rsipo_lightning.files import hash_file
 from rsipo_lightning.protocols import (
     Environment,
     Expert,
@@ -96,6 +96,11 @@ class SearchSuite(TaskSuite):
             have = ", ".join(self._source.splits)
             raise DataError(f"search has no split '{split}' here (have: {have})")
         return self._source.tasks(split)
+
+    @classmethod
+    def evaluation_split(cls, config: SearchConfig, given: Collection[str]) -> str:
+        """Files that are named for an evaluation were not trained on: all of them count."""
+        return "all" if "questions" in given and config.questions is not None else "test"
 
     def mixture(self) -> Sequence[Share]:
         """See the base class."""

@@ -49,15 +49,21 @@ class SkillBank:
     specific: Mapping[str, tuple[str, ...]]  # {list: its skills}
     task_types: Mapping[str, str]  # {task type: list}, of types that are not called like a list
     top: int = 0  # skills that are shown of each list; 0 is all
+    compact: bool = False  # whether headings are left out too
 
     @classmethod
     def load(
-        cls, source: str | Path, task_types: Mapping[str, str] | None = None, top: int = 0
+        cls,
+        source: str | Path,
+        task_types: Mapping[str, str] | None = None,
+        top: int = 0,
+        style: str = "full",
     ) -> SkillBank:
         """Read a JSON file, or the bank of that name in configs/banks.
 
-        ``task_types`` is added to the file's own and wins. DataError: no such file, or "file: what
-        is wrong with it".
+        ``style`` is that of the prompts: "full", or "compact" for principles alone, without titles
+        and headings. ``task_types`` is added to the file's own and wins. DataError: no such file,
+        or "file: what is wrong with it".
         """
         path = _path(str(source))
         try:
@@ -73,10 +79,13 @@ class SkillBank:
         _rows(path, "common_mistakes", data.get("common_mistakes"), _MISTAKE)
         bank = cls(
             source=str(path),
-            general=_skills(path, "general_skills", data.get("general_skills")),
-            specific={k: _skills(path, f"{lists}.{k}", rows) for k, rows in specific.items()},
+            general=_skills(path, "general_skills", data.get("general_skills"), style),
+            specific={
+                k: _skills(path, f"{lists}.{k}", rows, style) for k, rows in specific.items()
+            },
             task_types={**own, **(task_types or {})},
             top=top,
+            compact=style == "compact",
         )
         if empty := [name for name, skills in bank.specific.items() if not skills]:
             raise DataError(f"{path}: {lists}.{empty[0]} is empty")
@@ -87,14 +96,18 @@ class SkillBank:
         return bank
 
     @classmethod
-    def of(cls, config: BankConfig, env: str, types: Sequence[str]) -> SkillBank:
-        """The bank that an algorithm's keys name; it must know all ``types`` of the environment."""
-        if config.bank is None and env not in _builtin():
+    def of(cls, config: BankConfig, env: str, types: Sequence[str], style: str) -> SkillBank:
+        """The bank that an algorithm's keys name; it must know all ``types`` of the environment.
+
+        By default the environment's own, in the ``style`` of its prompts if it has one of these.
+        """
+        own = [name for name in (f"{env}_{style}", env) if name in _builtin()]
+        if config.bank is None and not own:
             have = ", ".join(_builtin())
             raise ConfigError(
                 f"environment '{env}' has no skill bank: algo.bank=FILE (have: {have})"
             )
-        bank = cls.load(config.bank or env, config.bank_types, config.bank_top)
+        bank = cls.load(config.bank or own[0], config.bank_types, config.bank_top, style)
         for kind in types:
             bank.text(kind)
         return bank
@@ -110,14 +123,15 @@ class SkillBank:
                 f"{self.source}: no skills for task type '{task_type}' (have: "
                 f"{', '.join(self.specific)}); choose: algo.bank_types.{task_type}=NAME"
             )
+        top = self.top or None
         parts = {
-            "General skills": self.general,
-            f"Skills for {name.replace('_', ' ')}": self.specific[name],
+            "General skills": self.general[:top],
+            f"Skills for {name.replace('_', ' ')}": self.specific[name][:top],
         }
+        if self.compact:
+            return "\n".join(skill for skills in parts.values() for skill in skills)
         return "\n\n".join(
-            "\n".join([f"{title}:", *skills[: self.top or None]])
-            for title, skills in parts.items()
-            if skills
+            "\n".join([f"{title}:", *skills]) for title, skills in parts.items() if skills
         )
 
 
@@ -147,9 +161,13 @@ def _rows(path: Path, where: str, value: Any, fields: Sequence[str]) -> list[dic
             text = row.get(name) if isinstance(row, dict) else None
             if not isinstance(text, str) or not text.strip():
                 raise DataError(f"{path}: {where}[{i}] needs a text '{name}'")
+            if any("\ud800" <= c <= "\udfff" for c in text):  # half a character
+                raise DataError(f"{path}: '{name}' of {where}[{i}] is not valid Unicode")
     return value
 
 
-def _skills(path: Path, where: str, value: Any) -> tuple[str, ...]:
+def _skills(path: Path, where: str, value: Any, style: str) -> tuple[str, ...]:
     rows = [{k: row[k].strip() for k in _SKILL} for row in _rows(path, where, value, _SKILL)]
+    if style == "compact":
+        return tuple(r["principle"] for r in rows)
     return tuple(f"- {r['title']}: {r['principle']} (When: {r['when_to_apply']})" for r in rows)

@@ -9,7 +9,8 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from rsipo_lightning import registry
-from rsipo_lightning.algorithms.base import Algorithm, active
+from rsipo_lightning.algorithms.base import PLAIN, Algorithm, active
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.callbacks.best_skills import BestSkills
 from rsipo_lightning.callbacks.board import writer_errors_once
@@ -39,17 +40,17 @@ from rsipo_lightning.callbacks.rollouts import RolloutCollector, most
 from rsipo_lightning.callbacks.skills import SkillCategory
 from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.composing import component, plain
+from rsipo_lightning.composing import component, plain, saved_groups
 from rsipo_lightning.config import RunConfig, SftConfig
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy, check_fit, load_model, load_tokenizer, save_policy
-from rsipo_lightning.protocols import TaskSuite
+from rsipo_lightning.protocols import SPLITS, TaskSuite
 from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
-from rsipo_lightning.run_folder import CONFIG, RunFolder, origin
+from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
 from rsipo_lightning.skills import analysis_template
 from rsipo_lightning.tiny import build_tokenizer, new_model
 
@@ -94,17 +95,19 @@ class Parts(Actors):
     algorithm: Algorithm[Any]
 
 
-def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
+def parts(config: RunConfig, splits: Sequence[str], training: bool) -> Parts:
     """Build, cheap checks first. Raises ConfigError, DataError, PluginError.
 
-    ``splits`` are those that will be played.
+    ``splits`` are those that will be played. Where the policy only acts alone, the file of the
+    skill bank may be gone.
     """
     algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
     algorithm_class.check(config.algo, config.rollout)
     a = actors(config, splits)
     bank = None
-    if algorithm_class.uses_bank(config.algo):
-        bank = SkillBank.of(config.algo, a.suite.name, a.suite.types)
+    alone = not training and algorithm_class.phases[0] == PLAIN
+    if algorithm_class.uses_bank(config.algo) and not alone:
+        bank = SkillBank.of(config.algo, a.suite.name, a.suite.types, a.suite.config.prompt)
     algorithm = algorithm_class(config.algo, config.seed, a.codec, bank)
     return Parts(a.suite, a.codec, a.policy, a.player, algorithm)
 
@@ -183,7 +186,7 @@ def fit(
     began = time.perf_counter(), time.process_time()
     quiet()
     checkpoint = latest(Path(resume)) if resume else None
-    made = parts(config, ("train", "val", "test"))
+    made = parts(config, ("train", "val", "test"), training=True)
     check_training(config, made, made.algorithm.bank)
     if resume:
         folder = RunFolder.open(resume)
@@ -320,22 +323,30 @@ def evaluate(
     """Success of the policy in the folder of a run or of a model, each task ``samples`` times.
 
     ``split`` is one of the environment's. ``per_type`` caps the number of tasks of each type, else
-    ``episodes`` caps that of all, which is ``eval.episodes`` unless given, and unlimited for the
-    split "all". ``published`` is shown beside the result, ``out`` gets it all as files.
+    ``episodes`` caps that of all, which is ``eval.episodes`` unless given, and unlimited for a
+    split that not every environment has. ``published`` is shown beside the result, ``out`` gets it
+    all as files.
+
+    Raises what ``parts`` raises, then EngineError, EnvironmentFault, CheckpointError and
+    KeyboardInterrupt with a note on what was kept.
     """
     began = time.perf_counter(), time.process_time()
     quiet()
     path = Path(path)
     if (path / CONFIG).is_file() and not (path / "policy").is_dir():
-        raise DataError(f"{path} is not finished, it has no policy/ yet: rsipo-fit --resume {path}")
+        stage1 = "sft" in saved_groups(path / CONFIG)
+        finish = f"rsipo-sft --config {path / CONFIG}" if stage1 else f"rsipo-fit --resume {path}"
+        raise DataError(f"{path} is not finished, it has no policy/ yet: {finish}")
+    limit = episodes or (config.eval.episodes if split in SPLITS else sys.maxsize)
+    if per_type is None and not limit:
+        raise ConfigError("eval.episodes=0: how many tasks? Give --episodes N or --per-type N")
     folder = path / "policy" if (path / "policy").is_dir() else path
     config = replace(config, model=replace(config.model, path=str(folder)))
-    made = parts(config, (split,))
+    made = parts(config, (split,), training=False)
     if per_type is not None:
         tasks = choose_per_type(made.suite, split, per_type)
     else:
-        limit = len(made.suite.tasks(split)) if split == "all" else config.eval.episodes
-        tasks = choose(made.suite, split, episodes or limit)
+        tasks = choose(made.suite, split, limit)
     if published:
         published.check({task.type for task in tasks})
     made.policy.to(accelerator(config))
@@ -344,39 +355,56 @@ def evaluate(
     console = Console()
     if out:
         out.start()
-    with counting("episodes", len(tasks) * samples, console) as count:
-        result = look_at(
-            made.suite,
-            tasks,
-            partial(module.play, progress=count),
-            split=split,
-            temperature=config.eval.temperature,
-            samples=samples,
-            block=max(1, config.rollout.live // samples),
-            on_groups=out.add if out else None,
-            max_error_frac=config.rollout.max_error_frac,
-        )
-    made.suite.close()
-    console.print(details(result))
-    if published:
-        wide = console if console.is_terminal else Console(width=160)
-        for part in published.tables(result, wide.width):
-            wide.print(part)
-    wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-    line = f"{result.overall.n} episodes in {wall:.0f} s ({cpu:.0f} CPU s)"
-    if out:
-        out.finish(
-            {
-                **record,
-                "model": str(folder.resolve()),
-                "samples": samples,
-                "wall_s": round(wall, 2),
-                "cpu_s": round(cpu, 2),
-                **result.to_json(),
-                **({"published": published.to_json(result)} if published else {}),
-                "config": plain(config),
-            }
-        )
-        line += f": {out.result}, {out.episodes}"
+    with _begun(made, out):
+        with counting("episodes", len(tasks) * samples, console) as count:
+            result = look_at(
+                made.suite,
+                tasks,
+                partial(module.play, progress=count),
+                split=split,
+                temperature=config.eval.temperature,
+                samples=samples,
+                block=max(1, config.rollout.live // samples),
+                on_groups=out.add if out else None,
+                max_error_frac=config.rollout.max_error_frac,
+            )
+        console.print(details(result))
+        if published:
+            wide = console if console.is_terminal else Console(width=160)
+            for part in published.tables(result, wide.width):
+                wide.print(part)
+        wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+        line = f"{result.overall.n} episodes in {wall:.0f} s ({cpu:.0f} CPU s)"
+        if out:
+            out.finish(
+                {
+                    **record,
+                    "model": str(folder.resolve()),
+                    "samples": samples,
+                    "wall_s": round(wall, 2),
+                    "cpu_s": round(cpu, 2),
+                    **result.to_json(),
+                    **({"published": published.to_json(result)} if published else {}),
+                    "config": plain(config),
+                }
+            )
+            line += f": {out.result}, {out.episodes}"
     console.print(line, soft_wrap=True, highlight=False, markup=False)
     return result
+
+
+@contextmanager
+def _begun(made: Actors, out: EvalReport | None) -> Iterator[None]:
+    """Errors that end an evaluation get a note on what was kept; frees what it holds.
+
+    The command line tells by this note that work had started (exit code 75, not 2).
+    """
+    try:
+        with on_disk(out.result if out else Path()):
+            yield
+    except (RsipoError, KeyboardInterrupt) as error:
+        error.add_note(out.kept() if out else "nothing is kept; --out FILE.json keeps the episodes")
+        raise
+    finally:
+        made.player.engine.close()
+        made.suite.close()

@@ -1,7 +1,7 @@
 """``rsipo-fit``, ``rsipo-sft`` and ``rsipo-eval``: flags in, exit code out.
 
 Exit codes: 0 done; 2 cannot start, one line says why and nothing was written; 75 stopped, and the
-line says how to go on; 130 Ctrl-C. Any other exception keeps its traceback.
+line says what is kept or how to go on; 130 Ctrl-C. Any other exception keeps its traceback.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def _eval(argv: list[str]) -> int:
     add(
         "--split",
         metavar="S",
-        help="train, val, test; of files also all, the default with env.questions=FILE (else test)",
+        help="train, val, test or one of the environment's own (default: test; for search with "
+        "env.questions=FILE its split all, every question)",
     )
     cap = parser.add_mutually_exclusive_group().add_argument
     cap("--episodes", metavar="N", type=int, help="tasks to play (default: eval.episodes)")
@@ -174,7 +175,8 @@ def _eval(argv: list[str]) -> int:
     add("path", metavar="RUN_OR_MODEL_DIR", help="folder of a run, or one with a config.json")
     add("overrides", nargs="*", metavar="key=value", help="any key of rsipo-fit --print-config")
     args = parser.read(argv)
-    from rsipo_lightning.composing import component, compose, saved_groups
+    from rsipo_lightning import registry
+    from rsipo_lightning.composing import COMMAND_LINE, FIT, component, compose_kind, saved_groups
     from rsipo_lightning.run_folder import CONFIG
 
     path = Path(args.path)
@@ -182,14 +184,14 @@ def _eval(argv: list[str]) -> int:
         if (value := getattr(args, flag)) is not None and value < 1:
             raise ConfigError(f"--{flag.replace('_', '-')} {value}: must be at least 1")
     run = (path.parent if path.name == "policy" else path) / CONFIG
-    chosen = {"env": args.env, "model": args.model}
+    # A bare model, like a run of stage 1, names no algorithm; GRPO shows it the bare task.
+    chosen = {"algo": "grpo", "env": args.env, "model": args.model}
     if run.is_file():
-        # A run of stage 1, like a bare model, names no algorithm; GRPO shows it the bare task.
-        algo = saved_groups(run).get("algo", "grpo")
-        config = compose(algo=algo, **chosen, config=run, overrides=args.overrides)
+        chosen["algo"] = saved_groups(run).get("algo", "grpo")
+        config, origins = compose_kind(FIT, chosen, run, args.overrides)
     elif (path / "config.json").is_file():
         chosen["model"] = args.model or "hf"
-        config = compose(algo="grpo", **chosen, overrides=args.overrides)
+        config, origins = compose_kind(FIT, chosen, None, args.overrides)
     else:
         raise DataError(f"{path} is neither the folder of a run ({CONFIG}) nor of a model")
     if args.samples > 1 and config.eval.temperature == 0:
@@ -200,12 +202,16 @@ def _eval(argv: list[str]) -> int:
 
     env = component("env", config.groups["env"])
     published = args.published and Published.read(args.published, args.published_model, env)
+    given = [
+        key.removeprefix("env.")
+        for key, origin in origins.items()
+        if key.startswith("env.") and origin == COMMAND_LINE
+    ]
+    suite = registry.load("environments", env)
+    split = args.split or suite.evaluation_split(config.env, given)
     from rsipo_lightning import build
     from rsipo_lightning.eval_report import EvalReport
 
-    # A file that is named for this evaluation was not trained on: all of it counts.
-    named = any(item.startswith("env.questions=") for item in args.overrides)
-    split = args.split or ("all" if named else "test")
     build.evaluate(
         path,
         config,
@@ -225,7 +231,7 @@ def guard(program: str, work: Callable[[list[str]], int], argv: list[str]) -> in
     try:
         return work(argv)
     except (RsipoError, KeyboardInterrupt) as error:
-        notes = getattr(error, "__notes__", [])  # of RunFolder.resumable: work had started
+        notes = getattr(error, "__notes__", [])  # of what was kept: work had started
         interrupted = isinstance(error, KeyboardInterrupt)
         text = "stopped by Ctrl-C" if interrupted else f"error: {error}"
         print(f"{program}: {'; '.join([text, *notes])}", file=sys.stderr)

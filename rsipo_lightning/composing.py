@@ -2,8 +2,8 @@
 
 YAML says only what differs from the dataclasses. A file configs/<group>/<name>.yaml is a patch of
 the whole tree; its key ``use`` names the registered component if that is not the file's stem.
-Every command composes the config of one kind of run (FIT, SFT); sections of a file that only the
-other kind has are left out.
+Every command composes the config of one kind of run (FIT, SFT); keys of a file that only the other
+kind has are left out.
 This module imports no torch by itself: the chosen algorithm may.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from os import PathLike
@@ -43,6 +43,7 @@ GROUPS = {
     "algo": Group("algorithm", None),
     "sft": Group("recipe", "scripted"),
 }
+COMMAND_LINE = "command line"  # origin of the values that were given as key=value
 # Groups whose members are classes with a Config; the others are YAML alone.
 COMPONENTS = ("env", "engine", "algo")
 
@@ -97,16 +98,7 @@ def compose(
     Raises ConfigError for a key, value or file, PluginError for a name, each naming the place.
     """
     flags = {"algo": algo, "env": env, "model": model, "trainer": trainer, "engine": engine}
-    return compose_with_origins(flags, config, overrides).config
-
-
-def compose_with_origins(
-    flags: Mapping[str, str | None],
-    config: str | PathLike[str] | None = None,
-    overrides: Sequence[str] = (),
-) -> Composed[RunConfig]:
-    """What ``compose`` does, with the place that each value came from."""
-    return compose_kind(FIT, flags, config, overrides)
+    return compose_kind(FIT, flags, config, overrides).config
 
 
 def compose_kind(
@@ -115,7 +107,7 @@ def compose_kind(
     config: str | PathLike[str] | None = None,
     overrides: Sequence[str] = (),
 ) -> Composed[C]:
-    """What ``compose`` does, for any kind of run."""
+    """What ``compose`` does, for any kind of run and with the place that each value came from."""
     file = _read(Path(config)) if config else {}
     named = _named(file.pop("groups", None) or {}, str(config))
     groups: dict[str, str] = {}
@@ -149,7 +141,7 @@ def compose_kind(
     if config:
         _apply(tree, _own(run, file), str(config), origins)
     for item in overrides:
-        _apply(tree, _parse(item), "command line", origins)
+        _apply(tree, _parse(item), COMMAND_LINE, origins)
     return Composed(_finish(run, tree, origins), origins)
 
 
@@ -213,10 +205,20 @@ def _named(groups: Any, place: str) -> dict[str, str]:
 
 
 def _own(run: Kind[C], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the sections that only the other kind of run has."""
-    own = {f.name for f in fields(run.config)}
-    every = own.union(f.name for kind in (FIT.config, SFT.config) for f in fields(kind))
-    return {name: value for name, value in patch.items() if name in own or name not in every}
+    """Without the keys that only the other kind of run has."""
+
+    def without(
+        patch: Mapping[str, Any], own: Mapping[str, Any], other: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        kept = {name: v for name, v in patch.items() if name in own or name not in other}
+        for name, value in kept.items():
+            sections = own.get(name), other.get(name)
+            if isinstance(value, Mapping) and all(isinstance(s, Mapping) for s in sections):
+                kept[name] = without(value, own[name], other[name])
+        return kept
+
+    other = SFT.config() if run is FIT else FIT.config()
+    return without(patch, asdict(run.config()), asdict(other))
 
 
 def _fallback(group: str, file: Mapping[str, Any], overrides: Sequence[str]) -> str | None:

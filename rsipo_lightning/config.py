@@ -197,6 +197,10 @@ class SftSection:
             raise ConfigError("sft.labels_file is given: set sft.labels=file or endpoint to use it")
         if self.labels != "endpoint" and self.endpoint.url:
             raise ConfigError("sft.endpoint.url is given: set sft.labels=endpoint to use it")
+        if self.lessons and (self.actor, self.labels, self.actions) != ("expert", "scripted", 0):
+            raise ConfigError(
+                "sft.lessons are instead of episodes: leave out actor, labels, actions"
+            )
         if self.actions and self.actor != "expert":
             raise ConfigError("sft.actions trains on what an expert did: it needs sft.actor=expert")
 

@@ -63,12 +63,11 @@ class Endpoint:
     """Completes chats, several at a time. Constructing it sends nothing."""
 
     def __init__(self, config: EndpointConfig, section: str) -> None:
-        """Raises ConfigError for what is missing; ``section`` is where the keys stand."""
+        """``config`` has passed its ``check(section)``. ConfigError for what is missing."""
         for name in ("url", "model"):
             if not getattr(config, name):
                 raise ConfigError(f"{section}.{name} is missing: which server, which model?")
         assert config.url
-        check_url(f"{section}.url", config.url)
         self.config, self.section = config, section
         parts = urlsplit(config.url)
         target = parts.path.rstrip("/") + "/chat/completions"

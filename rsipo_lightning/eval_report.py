@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rsipo_lightning.callbacks import jsonl
 from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.files import append_jsonl
 from rsipo_lightning.run_folder import write_json
 from rsipo_lightning.types import RolloutGroup, Trajectory
 
@@ -38,14 +38,19 @@ class EvalReport:
         self._part.unlink(missing_ok=True)
         self._part.touch()
 
+    def kept(self) -> str:
+        """What an evaluation that stops now leaves."""
+        with self._part.open("rb") as file:
+            return f"{sum(1 for _ in file)} episodes are in {self._part}"
+
     def add(self, groups: Sequence[RolloutGroup]) -> None:
         """Write a row for each episode."""
-        jsonl.append(self._part, [_row(t) for group in groups for t in group.trajectories])
+        append_jsonl(self._part, [_row(t) for group in groups for t in group.trajectories])
 
     def finish(self, record: Mapping[str, Any]) -> None:
-        """Write the result; both files are whole when this returns."""
-        os.replace(self._part, self.episodes)
+        """Write the result; both files are whole when this returns, and neither if it raises."""
         write_json(self.result, record)
+        os.replace(self._part, self.episodes)
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:

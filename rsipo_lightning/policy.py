@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants, get_session
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -174,17 +175,25 @@ def check_fit(
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write what ``from_pretrained`` loads, in place of what is there: all or nothing.
 
+    What is there becomes ``<folder>.old`` until the new one has its name, so a kill loses neither.
     CheckpointError if it cannot be written.
     """
-    part = folder.with_name(folder.name + ".part")
+    part, old = (folder.with_name(folder.name + suffix) for suffix in (".part", ".old"))
     try:
+        if part.exists():  # of a kill: its files would mix with the new ones
+            shutil.rmtree(part)
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         if folder.exists():
-            shutil.rmtree(folder)
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
         part.rename(folder)
-    except Exception as error:  # transformers, tokenizers and safetensors raise their own
+        shutil.rmtree(old, ignore_errors=True)
+    except Exception as error:
         shutil.rmtree(part, ignore_errors=True)
+        # tokenizers raises a bare Exception where it cannot write
+        if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
+            raise
         raise CheckpointError(f"cannot write {folder}: {_first_line(error)}; make room") from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -80,6 +80,9 @@ class EnvironmentConfig:
         at_least("env.invalid_penalty", self.invalid_penalty, 0)
 
 
+SPLITS = ("train", "val", "test")  # of every environment
+
+
 class Share(NamedTuple):
     """Training tasks that are drawn together."""
 
@@ -107,7 +110,19 @@ class TaskSuite(ABC):
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
-        """Tasks of "train", "val" or "test"; may be lazy. Unknown split: DataError."""
+        """Tasks of "train", "val" or "test" (``SPLITS``), or of a split of the environment's own;
+        may be lazy. Unknown split: DataError.
+        """
+
+    @classmethod
+    def evaluation_split(cls, config: Any, given: Collection[str]) -> str:
+        """What ``rsipo-eval`` plays unless a split is named: of ``SPLITS`` as many tasks as
+        ``eval.episodes`` says, any other in full.
+
+        ``config`` is an instance of Config, ``given`` are its keys that were set for this
+        evaluation.
+        """
+        return "test"
 
     def mixture(self) -> Sequence[Share]:
         """What an update draws its tasks from; ids are unique over all shares."""

@@ -15,9 +15,10 @@ from threading import Lock
 from typing import Any
 
 from rsipo_lightning.cli import Parser, guard
-from rsipo_lightning.environments.retriever import LocalRetriever, Passage, parse_object
+from rsipo_lightning.environments.retriever import LocalRetriever, Passage
 from rsipo_lightning.environments.retrievers import LOCAL, open_corpus
 from rsipo_lightning.errors import ConfigError, DataError
+from rsipo_lightning.files import parse_object
 
 _MAX_BYTES = 16 << 20  # of a request
 _TOPK = 3  # where a request names none, as Search-R1's server

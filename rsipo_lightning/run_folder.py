@@ -124,18 +124,6 @@ class RunFolder:
         write_json(self.path / RECORD, record)
 
     @contextmanager
-    def on_disk(self) -> Iterator[None]:
-        """A disk that is full or fails is a CheckpointError, whoever was writing."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in _DISK:
-                raise
-            raise CheckpointError(
-                f"cannot write to {self.path}: {error.strerror}; make room"
-            ) from error
-
-    @contextmanager
     def resumable(self) -> Iterator[None]:
         """Errors that end the run inside get a note: where the checkpoint is, and how to go on.
 
@@ -143,7 +131,7 @@ class RunFolder:
         that ends before its first checkpoint leaves nothing.
         """
         try:
-            with self.on_disk():
+            with on_disk(self.path):
                 yield
         except (RsipoError, KeyboardInterrupt) as error:
             if checkpoints := sorted(self.path.glob("checkpoints/update-*.ckpt")):
@@ -160,6 +148,17 @@ class RunFolder:
             with suppress(OSError):  # another run is in one of them
                 for folder in self._made[1:]:
                     folder.rmdir()
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """A disk that is full or fails is a CheckpointError; ``path`` is what is being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise CheckpointError(f"cannot write to {path}: {error.strerror}; make room") from error
 
 
 def check_writable(config: RunConfig | SftConfig) -> None:

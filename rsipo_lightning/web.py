@@ -68,7 +68,8 @@ class Client:
                 after = reply.headers.get("Retry-After", "")
                 asked_s = min(float(after), MAX_WAIT_S) if after.isdecimal() else 0.0
             if tried < retries:
-                (sleep or time.sleep)(max(asked_s, min(PAUSE_S * 2**tried, 8)))
+                pause_s = min(PAUSE_S * 2 ** min(tried, 16), 8)  # 2**1024 is no float
+                (sleep or time.sleep)(max(asked_s, pause_s))
         times = "" if retries == 0 else f" (tried {retries + 1} times)"
         raise self._fault(f"{self.url}: {what}{times}")
 

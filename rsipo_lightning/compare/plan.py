@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rsipo_lightning import registry
-from rsipo_lightning.composing import component, compose, compose_with_origins, plain
+from rsipo_lightning.composing import component, compose, plain
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import ConfigError, DataError
 from rsipo_lightning.run_folder import CONFIG, RECORD, RunFolder
@@ -64,8 +64,8 @@ class Setup:
         for item in (*self.overrides, *arm.overrides):
             if flag := OWN.get(item.partition("=")[0]):
                 raise ConfigError(f"{item}: choose it with {flag}")
-        flags = {**self.flags, "algo": arm.algo}
-        return compose_with_origins(flags, None, [*self.overrides, *arm.overrides]).config
+        overrides = [*self.overrides, *arm.overrides]
+        return compose(**self.flags, algo=arm.algo, overrides=overrides)
 
     def run(self, arm: Arm, config: RunConfig, seed: int) -> Run:
         """The run of an arm with a seed."""

@@ -16,7 +16,7 @@ from rsipo_lightning.imitation import Row, episode_rows, sample, skill_row
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
 from rsipo_lightning.sft.labels import Ask, Label
-from rsipo_lightning.types import Role, Sample, SkillRequest, Trajectory
+from rsipo_lightning.types import Role, Sample, SkillRequest, Trajectory, WrittenSkill
 
 STAGE1 = -1  # "update" of the sampling noise: RL's updates count from 0
 
@@ -100,22 +100,13 @@ def rows(
 
 def written(
     config: RunConfig, made: Actors, episodes: Sequence[Trajectory], temperature: float
-) -> dict[str, int]:
-    """Let the policy write a skill for each episode; count those that parse and those valid.
-
-    ``too_long``: episodes whose analysis does not fit ``rollout.context``; they count as neither.
-    """
+) -> list[WrittenSkill]:
+    """What the policy writes about each episode whose analysis fits ``rollout.context``."""
     writer, live = ReplayGains(made.player, config), config.rollout.live
-    skills = [
+    return [
         skill
         for i in range(0, len(episodes), live)
         for skill in writer.write(
             [SkillRequest(t, temperature) for t in episodes[i : i + live]], STAGE1
         )
     ]
-    return {
-        "episodes": len(episodes),
-        "parsed": sum(bool(skill.text) for skill in skills),
-        "valid": sum(skill.valid for skill in skills),
-        "too_long": len(episodes) - len(skills),
-    }

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rsipo_lightning.callbacks import jsonl
 from rsipo_lightning.endpoint import Answer, Endpoint
-from rsipo_lightning.environments.retriever import parse_object
 from rsipo_lightning.errors import DataError
+from rsipo_lightning.files import append_jsonl, parse_object
 from rsipo_lightning.imitation import outcome
 from rsipo_lightning.protocols import TaskSuite
 from rsipo_lightning.rng import keyed_random
@@ -69,7 +68,7 @@ def read_label(suite: TaskSuite, trajectory: Trajectory, text: str) -> Label:
 def read_known(path: str) -> Known:
     """Labels of a file. Unreadable or a row that is none: DataError "file:line: what".
 
-    A last line that a killed run has cut off is left out.
+    A last line that a killed run has cut off is left out, and rows that say why there is no label.
     """
     try:
         lines = Path(path).read_bytes().split(b"\n")
@@ -88,8 +87,6 @@ def read_known(path: str) -> Known:
         if "problem" not in row:
             key, label = _known(row, f"{path}:{number}")
             known.setdefault(key, []).append(label)
-    if not known:
-        raise DataError(f"{path}: holds no labels")
     return known
 
 
@@ -129,7 +126,7 @@ class Labeller:
 
         def keep(index: int, label: Label) -> None:
             labels[index] = label
-            jsonl.append(file, [_row(trajectories[index], label)])
+            append_jsonl(file, [_row(trajectories[index], label)])
             progress(1)
 
         asked = []

@@ -12,8 +12,8 @@ from rsipo_lightning.build import Actors
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.environments import experts
 from rsipo_lightning.rollout import Job, Sampling
-from rsipo_lightning.skills import analysis_messages, read_skill
-from rsipo_lightning.types import Prompt, Role, Skill, Task, Trajectory
+from rsipo_lightning.sft.episodes import written
+from rsipo_lightning.types import Role, Skill, Task, Trajectory
 
 Figures = dict[str, dict[str, float | None]]  # {skill in the prompt: {what: percent}}
 
@@ -24,7 +24,8 @@ def figures(config: RunConfig, made: Actors, per_type: int, split: str = "val") 
     A row per kind of skill in the prompt; None where nothing was played.
     """
     suite = made.suite
-    how = replace(Sampling.of(config, 1.0), seed=0)  # the same noise, whatever was trained
+    config = replace(config, seed=0)  # the same noise, whatever was trained
+    how = Sampling.of(config, 1.0)
     tasks = [
         task
         for kind in suite.types
@@ -49,27 +50,10 @@ def figures(config: RunConfig, made: Actors, per_type: int, split: str = "val") 
         rng = random.Random(kind)
         shown = [(t, rng.choice(experts.skills(t.type, kind)).text) for t in tasks]
         rows[kind] = look(shown)[1]
-    written = _written(config, made, played)
-    rows["its own"] = look([(task, text) for task, text in written if text])[1]
-    rows["its own"]["valid skills"] = _percent([bool(text) for _, text in written])
+    valid = [skill for skill in written(config, made, played, 1.0) if skill.valid]
+    rows["its own"] = look([(skill.task, skill.text) for skill in valid])[1]
+    rows["its own"]["valid skills"] = 100 * len(valid) / len(played) if played else None
     return rows
-
-
-def _written(
-    config: RunConfig, made: Actors, played: Sequence[Trajectory]
-) -> list[tuple[Task, str]]:
-    """A skill of the policy for each episode, "" if it is not valid."""
-    style, tokens = made.suite.config.prompt, config.rollout.max_skill_tokens
-    prompts = [
-        Prompt(made.codec.chat(analysis_messages(t, style)), tokens, 1.0, i, made.codec.stop_ids)
-        for i, t in enumerate(played)
-    ]
-    skills = []
-    for trajectory, said in zip(played, made.player.engine.generate(prompts), strict=True):
-        text, invalid = read_skill(said.text)
-        good = not (invalid or made.suite.check_skill(trajectory, text))
-        skills.append((trajectory.task, text if good else ""))
-    return skills
 
 
 def table(rows: Mapping[str, Mapping[str, float | None]]) -> Table:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import shlex
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from rich.table import Table
 
@@ -21,23 +25,22 @@ from rsipo_lightning.build import (
     peak_rss_mib,
     quiet,
 )
-from rsipo_lightning.callbacks import jsonl
 from rsipo_lightning.callbacks.progress import counting
-from rsipo_lightning.callbacks.transcripts import trajectory_rows
+from rsipo_lightning.callbacks.transcripts import trajectory_row
 from rsipo_lightning.config import SftConfig
 from rsipo_lightning.demonstrations import Demonstrations, Lessons
 from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.environments.search import SearchSuite
-from rsipo_lightning.errors import ConfigError, RsipoError
+from rsipo_lightning.errors import ConfigError, DataError, RsipoError
+from rsipo_lightning.files import append_jsonl
 from rsipo_lightning.imitation import Epochs
-from rsipo_lightning.metrics import Metrics
-from rsipo_lightning.run_folder import RunFolder
+from rsipo_lightning.run_folder import RunFolder, on_disk
 from rsipo_lightning.sft import report
 from rsipo_lightning.sft.episodes import STAGE1, held_out, play, rows, written
 from rsipo_lightning.sft.labels import Ask, Labeller, read_known
 from rsipo_lightning.sft.training import mean_nll, train
 from rsipo_lightning.skills import analysis_messages, analysis_template
-from rsipo_lightning.types import Iteration, RolloutGroup, Stop, Trajectory
+from rsipo_lightning.types import Stop, Trajectory
 
 LABELS = "labels.jsonl"
 EPISODES = "trajectories.jsonl"
@@ -53,8 +56,10 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
     began = time.perf_counter(), time.process_time()
     quiet()
     known = read_known(config.sft.labels_file) if config.sft.labels_file else None
+    if config.sft.labels == "file" and not known:
+        raise DataError(f"{config.sft.labels_file}: holds no labels")
     endpoint = None
-    if config.sft.labels == "endpoint" and not config.sft.lessons:
+    if config.sft.labels == "endpoint":
         endpoint = Endpoint(config.sft.endpoint, "sft.endpoint")
     made = actors(config, ("train",))
     check_training(config.training(1), made)
@@ -109,7 +114,8 @@ def _learn_skills(
     s, r = config.sft, config.rollout
     with _counting("episodes", r.tasks * r.group, console) as progress:
         played = play(config, made, progress)
-    _write_episodes(config, made, played, folder)
+    found = [trajectory_row(STAGE1 + 1, s.actor, t, made.codec) for t in played]
+    append_jsonl(folder / EPISODES, found)
     episodes = [t for t in played if t.scored]
     with _counting("labels", len(episodes), console) as progress:
         labels = labeller.label(episodes, folder / LABELS, progress)
@@ -123,7 +129,14 @@ def _learn_skills(
 
     def look() -> dict[str, Any]:
         loss = mean_nll(made.policy, done.held, size) if done.held else None
-        return {**written(training, made, unseen, s.skill_temperature), "loss": loss}
+        skills = written(training, made, unseen, s.skill_temperature)
+        return {
+            "episodes": len(unseen),
+            "parsed": sum(bool(skill.text) for skill in skills),
+            "valid": sum(skill.valid for skill in skills),
+            "too_long": len(unseen) - len(skills),  # neither parsed nor valid
+            "loss": loss,
+        }
 
     summary = {
         "episodes": len(played),
@@ -151,17 +164,6 @@ def _counting(
     what: str, total: int, console: Console | None
 ) -> AbstractContextManager[Callable[[int], None]]:
     return counting(what, total, console) if console else nullcontext(lambda n: None)
-
-
-def _write_episodes(
-    config: SftConfig, made: Actors, played: Sequence[Trajectory], folder: Path
-) -> None:
-    it = Iteration(STAGE1, [], Metrics())
-    size = config.rollout.group
-    for i in range(0, len(played), size):
-        it.groups.append(RolloutGroup(played[i].task, tuple(played[i : i + size])))
-    found = trajectory_rows(it, len(it.groups), made.codec)
-    jsonl.append(folder / EPISODES, [{**row, "role": config.sft.actor} for row in found])
 
 
 def _counts(summary: Mapping[str, Any]) -> str:
@@ -226,7 +228,7 @@ def _noted(config: SftConfig, folder: RunFolder) -> Iterator[None]:
     The command line tells by this note that work had started (exit code 75, not 2).
     """
     try:
-        with folder.on_disk():
+        with _sigterm_is_an_error(), on_disk(folder.path):
             yield
     except (RsipoError, KeyboardInterrupt) as error:
         again = f"rsipo-sft --config {shlex.quote(str(folder.config_file))}"
@@ -235,6 +237,25 @@ def _noted(config: SftConfig, folder: RunFolder) -> Iterator[None]:
             again += f" sft.labels_file={shlex.quote(str(labels))}"
         error.add_note(f"start again with: {again}")
         raise
+
+
+@contextmanager
+def _sigterm_is_an_error() -> Iterator[None]:
+    """SIGTERM raises RsipoError, whatever is going on."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise SIGTERMException  # a SystemExit: nobody takes it for a broken episode
+
+    before = None
+    if threading.current_thread() is threading.main_thread():  # others set no handlers
+        before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except SIGTERMException as error:
+        raise RsipoError("stopped by SIGTERM") from error
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _say(console: Console, text: str) -> None:

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from rsipo_lightning import keys
 from rsipo_lightning.build import Actors, accelerator
 from rsipo_lightning.callbacks import board
-from rsipo_lightning.callbacks.board import Board
+from rsipo_lightning.callbacks.board import Board, writer_errors_once
 from rsipo_lightning.callbacks.interrupt import Interrupt
 from rsipo_lightning.callbacks.logging import RowWriter
 from rsipo_lightning.callbacks.progress import Progress
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.errors import RsipoError
 from rsipo_lightning.imitation import Batches, Imitate
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.metrics_csv import MetricsCsv
@@ -91,13 +89,6 @@ class Updates(L.Callback):
             writer.write(update, row)
 
 
-class Display(Progress):
-    """The run's bar without the phases of rollouts."""
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        pass
-
-
 def train(
     config: RunConfig,
     made: Actors,
@@ -109,12 +100,12 @@ def train(
 ) -> None:
     """``config.trainer.updates`` updates on these batches; the policy is on its device afterwards.
 
-    ``epoch``: updates between looks at the ``held`` samples. Raises DivergedError,
-    KeyboardInterrupt after a Ctrl-C, and RsipoError after a SIGTERM.
+    ``epoch``: updates between looks at the ``held`` samples. Raises DivergedError, and
+    KeyboardInterrupt after a Ctrl-C.
     """
     t = config.trainer
     module = PolicyModule(made.policy, Imitate(batches), config, made.player)
-    display = [Display(t.updates, console)] if console else []
+    display = [Progress(t.updates, console)] if console else []
     writers: list[RowWriter] = [MetricsCsv(folder / "metrics.csv"), *display]
     size = max(1, len(batches.batch(0)) // t.micro_batches)
     interrupt = Interrupt()
@@ -137,11 +128,8 @@ def train(
         enable_model_summary=False,
         default_root_dir=str(folder),
     )
-    try:
-        with interrupt:
-            trainer.fit(module)
-    except SIGTERMException as error:  # a SystemExit of code 0, as if all had been done
-        raise RsipoError("stopped by SIGTERM") from error
+    with interrupt, writer_errors_once():
+        trainer.fit(module)
     if interrupt.presses:
         raise KeyboardInterrupt
     made.policy.to(accelerator(config))  # Lightning has put it back on the CPU

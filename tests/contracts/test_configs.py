@@ -8,14 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from rsipo_lightning import composing, registry
-from rsipo_lightning.composing import (
-    FIT,
-    SFT,
-    compose,
-    compose_kind,
-    compose_with_origins,
-    plain,
-)
+from rsipo_lightning.composing import FIT, SFT, compose, compose_kind, members, plain, to_yaml
+from rsipo_lightning.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(
@@ -81,6 +75,28 @@ def test_a_file_is_applied_and_says_only_what_differs(
         assert same == [], "these are the dataclass's defaults"
 
 
+@pytest.mark.parametrize("kind", [FIT, SFT], ids=["fit", "sft"])
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [(group, name) for group in ("model", "env", "trainer", "engine") for name in members(group)],
+)
+def test_a_preset_serves_every_kind_of_run(kind: Any, group: str, name: str) -> None:
+    flags = {"algo": "rsipo", "env": "search", group: name}
+    compose_kind(kind, {g: flags.get(g) for g in kind.groups})
+
+
+@pytest.mark.parametrize(("kind", "other"), [(FIT, SFT), (SFT, FIT)], ids=["fit", "sft"])
+def test_a_run_takes_the_config_of_the_other_kind(kind: Any, other: Any, tmp_path: Path) -> None:
+    given = compose_kind(other, {"algo": "rsipo", "env": "search"}, None, ["rollout.group=3"])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(given.config))
+    config = compose_kind(kind, {"algo": "grpo"}, file).config
+    assert (config.rollout.group, config.groups["env"]) == (3, "search")
+    file.write_text("groups: {env: search, algo: grpo}\ntrainer: {update: 3}")
+    with pytest.raises(ConfigError, match=r"no key 'trainer\.update'"):
+        compose_kind(kind, {}, file)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_says_what_it_is_in_its_first_line(file: str) -> None:
     assert (CONFIGS / file).read_text().startswith("# ")
@@ -89,7 +105,7 @@ def test_a_file_says_what_it_is_in_its_first_line(file: str) -> None:
 @pytest.mark.parametrize("env", registry.names("environments"))
 @pytest.mark.parametrize("algo", registry.names("algorithms"))
 def test_every_algorithm_composes_with_every_environment(algo: str, env: str) -> None:
-    config, _ = compose_with_origins({"algo": algo, "env": env})
+    config, _ = compose_kind(FIT, {"algo": algo, "env": env})
     for group, kind in (("algo", "algorithms"), ("env", "environments")):
         loaded = registry.load(kind, config.groups[group])
         assert type(getattr(config, group)) is loaded.Config
@@ -99,7 +115,7 @@ def test_presets_of_search_are_the_published_protocols() -> None:
     """With the papers' values of the model, and with what the paper says of RSIPO on search."""
 
     def keys(env: str) -> list[Any]:
-        config = compose_with_origins({"algo": "rsipo", "env": env, "model": "hf"}).config
+        config = compose_kind(FIT, {"algo": "rsipo", "env": env, "model": "hf"}).config
         e, r = config.env, config.rollout
         episode = [e.context, e.max_steps, e.topk, e.invalid_penalty, e.template]
         return [*episode, r.context, r.max_new_tokens, config.algo.invalid_penalty]
@@ -107,14 +123,14 @@ def test_presets_of_search_are_the_published_protocols() -> None:
     assert keys("search") == ["append", 4, 3, 0.01, None, 4096, 512, 0.0]
     assert keys("search_r1") == ["append", 5, 3, 0.0, "search_r1", 4096, 512, 0.0]
     assert keys("search_verl") == ["window", 4, 3, 0.01, None, 4608, 512, 0.0]
-    tiny = compose_with_origins({"algo": "rsipo", "env": "search_verl"}).config
+    tiny = compose_kind(FIT, {"algo": "rsipo", "env": "search_verl"}).config
     assert (tiny.env.prompt, tiny.env.topk, tiny.env.history) == ("compact", 3, 4)
 
 
 @pytest.mark.parametrize("engine", registry.names("engines"))
 def test_every_engine_composes(engine: str) -> None:
     flags = {"algo": "grpo", "env": "search", "engine": engine}
-    assert compose_with_origins(flags).config.groups["engine"] == engine
+    assert compose_kind(FIT, flags).config.groups["engine"] == engine
 
 
 @pytest.mark.parametrize(

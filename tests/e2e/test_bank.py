@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rsipo_lightning.cli import fit_main
+from rsipo_lightning.cli import eval_main, fit_main
 
+BANKS = Path(__file__).parents[2] / "configs" / "banks"
 RUN = ("--algo", "rsipo", "--env", "search", "algo.skill_source=bank")
 SMALL = ("trainer.updates=1", "rollout.tasks=2", "rollout.group=4", "eval.episodes=0")
 
@@ -22,7 +23,7 @@ def test_a_bank_is_replayed_and_distilled_but_never_trained(tmp_path: Path) -> N
     assert [s["valid"] for s in skills] == [True, True]
     assert all(s["raw"] is s["evidence_success"] is None for s in skills)
     assert all(isinstance(s["gain"], float) and s["trust"] == 1 for s in skills)
-    assert all(s["text"].startswith("General skills:") for s in skills)
+    assert all(s["text"].startswith("1. Search the") for s in skills)
     lines = (folder / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
     replays = [row for line in lines if (row := json.loads(line))["role"] == "replay"]
     assert len(replays) == 8
@@ -39,7 +40,8 @@ def test_a_bank_is_replayed_and_distilled_but_never_trained(tmp_path: Path) -> N
         (["algo.bank={bank}"], "no skills for task type 'single' (have: one)"),
         (["algo.bank=serch"], "no skill bank 'serch'"),
         (["algo.bank_types.single=nothing"], "no skills 'nothing' for task type 'single'"),
-        (["rollout.context=256"], "with a skill of the bank; algo.bank_top=N shows fewer"),
+        (["algo.bank=search", "rollout.context=256"], "a skill of the bank; algo.bank_top=N shows"),
+        (["algo.skill_source=policy", "algo.bank=search"], "set algo.skill_source=bank to use it"),
     ],
 )
 def test_a_bank_that_does_not_fit_is_seen_before_work(
@@ -55,3 +57,12 @@ def test_a_bank_that_does_not_fit_is_seen_before_work(
     assert fit_main([*RUN, *keys, f"run.dir={folder}"]) == 2
     assert message in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_an_evaluation_needs_no_bank(tmp_path: Path) -> None:
+    bank, folder = tmp_path / "bank.json", tmp_path / "run"
+    bank.write_text((BANKS / "search_compact.json").read_text())
+    keys = [f"algo.bank={bank}", "eval.every=0", f"run.dir={folder}"]
+    assert fit_main([*RUN, *SMALL, *keys]) == 0
+    bank.unlink()
+    assert eval_main([str(folder), "--episodes", "2"]) == 0

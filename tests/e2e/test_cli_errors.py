@@ -243,6 +243,24 @@ class TestAfterTheStart:
         assert (call["split"], call["episodes"]) == ("test", 9)
         assert (call["config"].seed, call["config"].eval.temperature) == (4, 0)
 
+    @pytest.mark.parametrize(
+        ("argv", "split"),
+        [
+            ([], "test"),
+            (["env.questions=q.jsonl"], "all"),
+            (["env.questions={a.jsonl: 1}"], "all"),
+            (["env={questions: q.jsonl}"], "all"),
+            (["env.questions=q.jsonl", "--split", "val"], "val"),
+            (["env.questions=null"], "test"),
+            (["env.eval_questions=q.jsonl"], "test"),
+        ],
+    )
+    def test_eval_plays_all_of_the_questions_that_it_is_given(
+        self, build: FakeBuild, folder: RunFolder, argv: list[str], split: str
+    ) -> None:
+        assert eval_main(["mine", *argv]) == 0
+        assert build.calls[0]["split"] == split
+
     def test_eval_of_a_model_folder_needs_an_environment(
         self, build: FakeBuild, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections import Counter
 from itertools import cycle
 from pathlib import Path
@@ -12,7 +13,11 @@ from typing import Any
 import pytest
 
 from rsipo_lightning.cli import eval_main
+from rsipo_lightning.environments.retriever import BM25Retriever
+from rsipo_lightning.environments.search import SearchSuite
 from rsipo_lightning.environments.world import World
+from rsipo_lightning.errors import CheckpointError
+from rsipo_lightning.eval_report import EvalReport
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "rsipo_lightning" / "models" / "tiny"
@@ -122,6 +127,98 @@ def test_neither_batches_nor_order_change_an_episode(world: Path, tmp_path: Path
     # and the first one is what a single sample would have been
     assert evaluate(world, "--per-type", "9", "--out", str(tmp_path / "c.json")) == 0
     assert keyed("c.jsonl") == {key: row for key, row in first.items() if key[1] == 0}
+
+
+class TestAfterTheStart:
+    """A retriever that dies, a full disk, Ctrl-C: 75 or 130, and what was played is kept."""
+
+    @pytest.fixture
+    def closed(self, monkeypatch: pytest.MonkeyPatch) -> list[SearchSuite]:
+        found: list[SearchSuite] = []
+        monkeypatch.setattr(SearchSuite, "close", lambda suite: found.append(suite))
+        return found
+
+    def after(self, monkeypatch: pytest.MonkeyPatch, calls: int, error: BaseException) -> None:
+        """The retriever answers so many times and then raises."""
+        search, done = BM25Retriever.search, iter(range(calls))
+
+        def dies(self: BM25Retriever, queries: Any, k: int) -> Any:
+            if next(done, None) is None:
+                raise error
+            return search(self, queries, k)
+
+        monkeypatch.setattr(BM25Retriever, "search", dies)
+
+    @pytest.mark.parametrize(
+        ("error", "code", "says"),
+        [
+            (OSError("gone"), 75, "error: search: the retriever failed (OSError('gone'))"),
+            (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
+        ],
+    )
+    def test_what_was_played_is_kept(
+        self, error: BaseException, code: int, says: str, closed: Any, world: Path, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        self.after(monkeypatch, 6, error)
+        out = tmp_path / "r.json"
+        assert evaluate(world, "rollout.live=5", "--out", str(out)) == code
+        part = tmp_path / "r.jsonl.part"
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"rsipo-eval: {says}; {len(rows(part))} episodes are in {part}"
+        assert len(rows(part)) >= 5
+        assert not out.exists()
+        assert len(closed) == 1
+
+    def test_without_files(
+        self, closed: Any, world: Path,
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        self.after(monkeypatch, 0, OSError("gone"))
+        assert evaluate(world) == 75
+        assert "nothing is kept; --out FILE.json keeps the episodes" in capsys.readouterr().err
+
+    def test_a_full_disk(
+        self, world: Path, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        before, add = resource.getrlimit(resource.RLIMIT_FSIZE), EvalReport.add
+
+        def fills(self: EvalReport, groups: Any) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+            add(self, groups)
+
+        monkeypatch.setattr(EvalReport, "add", fills)
+        out = tmp_path / "r.json"
+        try:
+            assert evaluate(world, "--episodes", "3", "--out", str(out)) == 75
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert f"cannot write to {out}: File too large; make room" in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_written_leaves_the_name_free(tmp_path: Path) -> None:
+    out = EvalReport(tmp_path / "r.json")
+    out.start()
+    blocked = tmp_path / "r.json.part"
+    blocked.mkdir()
+    with pytest.raises(CheckpointError):
+        out.finish({})
+    assert not {"r.json", "r.jsonl"} & {path.name for path in tmp_path.iterdir()}
+    assert out.kept() == f"0 episodes are in {tmp_path}/r.jsonl.part"
+    blocked.rmdir()
+    again = EvalReport(tmp_path / "r.json")
+    again.start()
+    again.finish({})
+    assert {path.name for path in tmp_path.iterdir()} == {"r.json", "r.jsonl"}
+
+
+def test_no_tasks_are_no_result(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that was made without evaluations says 0."""
+    assert evaluate(world, "eval.episodes=0", "--split", "test") == 2
+    says = "eval.episodes=0: how many tasks? Give --episodes N or --per-type N"
+    assert says in capsys.readouterr().err
+    assert evaluate(world, "eval.episodes=0", "--split", "test", "--episodes", "2") == 0
 
 
 def test_nothing_is_written_where_no_task_is_a_published_set(

@@ -15,8 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 from rsipo_lightning.callbacks.checkpoints import saved
-from rsipo_lightning.cli import fit_main
+from rsipo_lightning.cli import fit_main, sft_main
 from rsipo_lightning.environments.retriever import BM25Retriever
+from rsipo_lightning.sft.training import Updates
 
 SMALL = (
     "trainer.updates=2",
@@ -108,6 +109,17 @@ def test_a_file_that_grows(
     assert f"cannot write to {folder}: " in line
     assert f"go on with: rsipo-fit --resume {folder}" in line
     assert [path.name for path in saved(folder / "checkpoints")][-1] == "update-000000.ckpt"
+
+
+def test_events_of_stage_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_once(monkeypatch, Updates, "on_train_epoch_end", size=1)
+    small = ["rollout.tasks=4", "rollout.group=1", "log.progress=false"]
+    assert sft_main(["--env", "search", f"run.dir={tmp_path / 'run'}", *small]) == 75
+    limit(resource.RLIM_INFINITY)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "File too large; make room; start again with: rsipo-sft" in line
 
 
 def test_the_policy_at_the_end(tmp_path: Path, stops: Any, monkeypatch: pytest.MonkeyPatch) -> None:

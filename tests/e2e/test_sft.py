@@ -65,6 +65,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
         ([*GOOD, "sft.labels=file"], "sft.labels=file needs sft.labels_file=FILE"),
         ([*GOOD, "sft.labels_file=x"], "set sft.labels=file or endpoint to use it"),
         ([*GOOD, "sft.labels=file", "sft.labels_file=x"], "x: cannot be read (No such file"),
+        ([*GOOD, "sft.labels=file", "sft.labels_file=/dev/null"], "/dev/null: holds no labels"),
+        ([*GOOD, "sft.lessons=1", "sft.actor=policy"], "sft.lessons are instead of episodes"),
+        ([*GOOD, "--sft", "seed", "sft.lessons=1"], "leave out actor, labels, actions"),
         ([*GOOD, "sft.endpoint.url=http://h"], "set sft.labels=endpoint to use it"),
         ([*GOOD, "sft.epochs=0"], "sft.epochs=0: must be at least 1"),
         ([*GOOD, "sft.batch=0"], "sft.batch=0: must be at least 1"),
@@ -144,6 +147,14 @@ def test_stage_1_is_started_again_and_not_resumed(capsys: pytest.CaptureFixture[
     assert "run is of stage 1: rsipo-sft --config run/config.yaml starts" in capsys.readouterr().err
 
 
+def test_an_unfinished_run_is_not_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
+    config = compose_kind(SFT, {"env": "search"}, None, ["run.dir=run"]).config
+    RunFolder.create(config, ["rsipo-sft"])
+    assert eval_main(["run"]) == 2
+    says = "run is not finished, it has no policy/ yet: rsipo-sft --config run/config.yaml"
+    assert says in capsys.readouterr().err
+
+
 def test_print_config_makes_the_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert sft_main([*GOOD, "--sft", "seed", "--print-config", "seed=5"]) == 0
     text = capsys.readouterr().out
@@ -198,6 +209,27 @@ def test_an_endpoint_from_end_to_end(chat_server: Any, capsys: pytest.CaptureFix
     assert done["rows"] == {"train": 10, "held_out": 2}
     assert done["after"]["loss"] < done["before"]["loss"]
     assert "Skills of 2 unseen episodes" in capsys.readouterr().out
+
+
+def test_a_sigterm_while_labels_are_paid_for(
+    chat_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those on their way are kept, and the line says how to use them."""
+
+    def answer(handler: Any, request: dict[str, Any]) -> None:
+        if len(chat_server.requests) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        chat_server.say(handler, SKILL)
+
+    before = signal.getsignal(signal.SIGTERM)
+    chat_server.answer = answer
+    argv = [*GOOD, *SMALL, *ENDPOINT, f"sft.endpoint.url={chat_server.url}", "run.dir=run"]
+    assert sft_main(argv) == 75
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "error: stopped by SIGTERM; start again with: rsipo-sft --config run/config" in line
+    assert line.endswith(" sft.labels_file=run/labels.jsonl")
+    assert 3 <= len(jsonl(Path("run/labels.jsonl"))) < 12
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_disk_that_fills_up(

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "rsipo_lightning"
 
 # A module imports from its own line and those above it. A folder counts as one module.
 LAYERS: list[set[str]] = [
-    {"types", "errors", "keys", "rng", "checks", "metrics", "reduce", "web"},
+    {"types", "errors", "keys", "rng", "checks", "metrics", "reduce", "web", "files"},
     {"protocols", "registry", "endpoint", "config", "composing", "run_folder", "metrics_csv"},
     {"codec", "skills", "tokens", "policy", "rollout", "replay", "bank"},
     {"algorithms"},
@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
 ]
 # These stand beside the line: they see the nouns and what they implement or run, and only those
 # that put parts together see them.
-NOUNS = {"types", "errors", "keys", "rng", "checks", "protocols", "web"}
+NOUNS = {"types", "errors", "keys", "rng", "checks", "protocols", "web", "files"}
 BESIDE = {"environments": NOUNS, "engines": NOUNS | {"policy", "codec"}}
 SEES_BESIDE = {"tiny", "demonstrations", "sft", "build", "testing", "retriever_server"}
 # Data that is found by importlib.resources.

@@ -12,6 +12,7 @@ import pytest
 
 from rsipo_lightning.bank import BankConfig, SkillBank
 from rsipo_lightning.callbacks.best_skills import bank as best_skills
+from rsipo_lightning.environments import experts
 from rsipo_lightning.environments.world import TYPES
 from rsipo_lightning.errors import ConfigError, DataError
 
@@ -102,6 +103,7 @@ def no_principle() -> dict[str, Any]:
         ({**GOOD, "task_types": {"nq": "three"}}, "no skills 'three' for task type 'nq'"),
         ({**GOOD, "task_types": {"nq": ["one"]}}, "no skills .* for task type 'nq'"),
         ({**GOOD, "task_types": ["nq"]}, "task_types must be an object"),
+        ({**GOOD, "general_skills": skills("half \ud800")}, "'title' of general_skills.0. is not"),
         (no_principle(), r"task_specific_skills.one\[1\] needs a text 'principle'"),
     ],
 )
@@ -114,23 +116,33 @@ def test_a_missing_bank_names_ours() -> None:
     with pytest.raises(DataError, match=r"no skill bank 'serch'.*did you mean 'search'"):
         SkillBank.load("serch")
     with pytest.raises(ConfigError, match=r"'toy' has no skill bank.*algo.bank=FILE"):
-        SkillBank.of(BankConfig(), "toy", ())
+        SkillBank.of(BankConfig(), "toy", (), "full")
     with pytest.raises(ConfigError, match=r"algo\.bank_top=-1"):
         BankConfig(bank_top=-1)
 
 
 def test_our_search_bank_knows_the_world_and_the_seven_sets() -> None:
-    bank = SkillBank.of(BankConfig(), "search", (*TYPES, *SETS))
+    bank = SkillBank.of(BankConfig(), "search", (*TYPES, *SETS), "full")
     assert len({bank.text(kind) for kind in (*TYPES, *SETS)}) == 4
     assert "Skills for comparison:" in bank.text("compare")
     assert bank.text("bridge2") == bank.text("bridge3") == bank.text("musique")
 
 
+def test_the_compact_bank_speaks_the_words_of_the_tiny_policys_lessons() -> None:
+    bank = SkillBank.of(BankConfig(), "search", (*TYPES, *SETS), "compact")
+    for kind in TYPES:
+        assert bank.text(kind) in [s.text for s in experts.skills(kind, "procedural")]
+    assert bank.text("hotpotqa") == bank.text("bridge2")
+    asked = SkillBank.of(BankConfig(bank="search"), "search", TYPES, "compact")
+    assert asked.text("compare").startswith("End each turn with exactly one search or one answer")
+    assert "Skills for" not in asked.text("compare")
+
+
 def test_all_types_are_checked_at_once() -> None:
     with pytest.raises(DataError, match="task type 'squad'"):
-        SkillBank.of(BankConfig(), "search", ("nq", "squad"))
+        SkillBank.of(BankConfig(), "search", ("nq", "squad"), "full")
     known = BankConfig(bank_types={"squad": "direct_retrieval"})
-    assert SkillBank.of(known, "search", ("squad",)).text("squad")
+    assert SkillBank.of(known, "search", ("squad",), "full").text("squad")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from rsipo_lightning import composing, registry
 from rsipo_lightning.checks import at_least
 from rsipo_lightning.composing import (
+    FIT,
     component,
     compose,
     compose_kind,
-    compose_with_origins,
     members,
     to_yaml,
 )
@@ -111,8 +111,8 @@ class TestOrder:
     def test_each_source_wins_over_those_below_it(self, tmp_path: Path) -> None:
         file = tmp_path / "mine.yaml"
         file.write_text("optim: {weight_decay: 0.25}\nseed: 1\nrollout: {group: 4}")
-        config, origins = compose_with_origins(
-            {"algo": "method", "env": "world"}, file, ["seed=2", "algo.replays=8"]
+        config, origins = compose_kind(
+            FIT, {"algo": "method", "env": "world"}, file, ["seed=2", "algo.replays=8"]
         )
         # value, origin: from dataclass default up to the command line
         found = {
@@ -191,7 +191,8 @@ class TestOrder:
 
 class TestSavedConfig:
     def test_what_is_printed_composes_to_the_same_run(self, tmp_path: Path) -> None:
-        config, origins = compose_with_origins(
+        config, origins = compose_kind(
+            FIT,
             {"algo": "method_no_trust", "env": "world"},
             None,
             ["env.questions={c.d/e: 0.5, 'a: #b.jsonl': 2}", "optim.lr=1e-6", "run.dir=x"],
@@ -205,7 +206,7 @@ class TestSavedConfig:
             assert list(compose(config=file).env.questions) == list(config.env.questions)
 
     def test_each_printed_line_says_where_its_value_came_from(self) -> None:
-        lines = to_yaml(*compose_with_origins({"algo": "method", "env": "world"})).splitlines()
+        lines = to_yaml(*compose_kind(FIT, {"algo": "method", "env": "world"})).splitlines()
         assert [line.split() for line in lines if "max_steps" in line or "trust" in line] == [
             ["trust:", "true", "#", "default"],
             ["max_steps:", "4", "#", "configs/env/world.yaml"],

@@ -215,6 +215,16 @@ def test_answers_on_their_way_are_kept_when_another_fails(chat_server):
     assert len(chat_server.requests) < 10
 
 
+def test_pauses_do_not_grow_without_bound():
+    """2.0**1024 is no float."""
+    waited = []
+    client = web.Client("http://127.0.0.1:1", "/", 1, EngineError)
+    with pytest.raises(EngineError, match=r"tried 1101 times"):
+        client.post(b"", 1100, waited.append)
+    assert waited[:3] == [0.01, 0.02, 0.04]
+    assert waited[-1] == max(waited) == 8
+
+
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
@@ -229,7 +239,12 @@ def test_answers_on_their_way_are_kept_when_another_fails(chat_server):
 def test_what_cannot_be_asked(keys, says, monkeypatch):
     monkeypatch.setenv("BAD_KEY", "sk\nx: y")
     config = EndpointConfig(**{"url": "http://h/v1", "model": "m", **keys})
-    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+
+    def make():
+        config.check("sft.endpoint")
         Endpoint(config, "sft.endpoint")
+
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        make()
     assert "pw" not in str(caught.value)
     assert "x: y" not in str(caught.value)

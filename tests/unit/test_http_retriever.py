@@ -612,5 +612,8 @@ def test_urls_that_are_none(url):
 
 def test_a_password_is_not_written_into_the_run():
     with pytest.raises(ConfigError) as caught:
-        HTTPRetriever("http://me:secret@host", 1, 0)
+        SearchSuite(
+            SearchConfig(questions="q", retriever="http", retriever_url="http://me:secret@host"),
+            0,
+        )
     assert "secret" not in str(caught.value)

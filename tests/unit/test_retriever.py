@@ -12,7 +12,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 
 import numpy as np
 import pytest
@@ -167,6 +167,29 @@ def test_who_comes_while_an_index_is_built_waits_for_it(corpus, cache, monkeypat
     assert len(built) == (1 if locks else 4)
     assert [_titles(one.search(["otter"], 1)) for one in made] == [[["Otter"]]] * 4
     assert len(list(cache.iterdir())) == 1
+
+
+def test_only_who_needs_the_same_index_waits(kind, corpus, cache, tmp_path, monkeypatch, capsys):
+    other = tmp_path / "other.jsonl"
+    other.write_text(corpus.read_text() + "\n")
+    module = {BM25Retriever: retriever, DiskRetriever: disk_retriever}[kind]
+    write, waiting = module._write, Event()
+    monkeypatch.setattr(retriever, "print", lambda *a, **k: waiting.set(), raising=False)
+
+    def slow(path, folder, sha256):
+        write(path, folder, sha256)
+        if path == corpus:
+            pool.submit(kind.from_file, other).result(30)
+            same.append(pool.submit(kind.from_file, corpus))
+            assert waiting.wait(30)
+
+    monkeypatch.setattr(module, "_write", slow)
+    same = []
+    with ThreadPoolExecutor(2) as pool:
+        kind.from_file(corpus)
+        assert same[0].result(30).search(["otter"], 1)
+    assert len(same) == 1
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_what_a_killed_build_left_is_removed(kind, corpus, cache):

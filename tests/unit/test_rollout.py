@@ -354,5 +354,9 @@ def test_tasks_of_weighted_shares() -> None:
         assert batch == task_batch(shares, 0, update, 16)
     for name, weight in weights.items():
         assert drawn[name] / (600 * 16) == pytest.approx(weight / 3.3, rel=0.03)
+    twins = [Share([Task(f"{x}{i}", "toy", x, {}) for i in range(40)], 1.0, x) for x in "ab"]
+    drawn_together = [t.id for u in range(5) for t in task_batch(twins, 0, u, 8)]
+    places = [{i[1:] for i in drawn_together if i[0] == x} for x in "ab"]
+    assert places[0] != places[1]  # files of equal length are not drawn row by row
     often = {x: [seen[f"{x}{i}"] for i in range(sizes[x])] for x in "ab"}  # many passes of them
     assert all(max(of_one) < 1.6 * min(of_one) for of_one in often.values())

@@ -315,22 +315,28 @@ def test_labels_of_a_file(made: Actors, played: list[Trajectory], tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "holds no labels"),
         ("{\n{}", ":1: not JSON"),
         ("[]\n", ":1: a JSON object is expected"),
         ('{"index": 0}\n', ":1: field 'task' must be text"),
         ('\n{"task": "t", "index": "0"}\n', ":2: field 'index' must be a whole number"),
         ('{"task": "t", "index": true}\n', "field 'index'"),
         ('{"task": "t", "index": 0, "episode_summary": "x"}\n', "'episode_skill' must be text"),
-        ('{"task": "t", "index": 0, "problem": "x"}\n', "holds no labels"),
     ],
 )
-def test_files_that_hold_no_labels(text: str, says: str, tmp_path: Path) -> None:
+def test_rows_that_are_no_labels(text: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text(text)
     with pytest.raises(DataError, match=says) as caught:
         read_known(str(file))
     assert str(caught.value).startswith(str(file))
+
+
+@pytest.mark.parametrize("text", ["", '{"task": "t", "index": 0, "problem": "x"}\n', '{"task'])
+def test_a_run_that_stopped_before_its_first_label(text: str, tmp_path: Path) -> None:
+    """It says to start again with this file."""
+    file = tmp_path / "labels.jsonl"
+    file.write_text(text)
+    assert read_known(str(file)) == {}
 
 
 def test_labels_of_an_endpoint_survive_its_death(

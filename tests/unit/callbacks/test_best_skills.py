@@ -14,7 +14,7 @@ import torch
 
 from rsipo_lightning.callbacks.best_skills import BestSkills, bank
 from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest
-from rsipo_lightning.types import Iteration
+from rsipo_lightning.types import Iteration, Skill
 
 # (update it was written in, task, type, text, gain, noise)
 WRITTEN = [
@@ -39,6 +39,9 @@ def callbacks(make: SimpleNamespace, folder: Path, count: int = 5, keep: int = 2
                 it.replays.append(replace(result, noise=noise))
                 it.trust[task] = 1.5
         it.skills.append(make.skill(make.task("x"), "no replays at all", invalid="too short"))
+        of_a_bank = Skill(make.task("x", "one_hop"), "nobody wrote this one", "other")
+        it.skills.append(of_a_bank)
+        it.replays.append(make.replay(of_a_bank, [True], [False], 0.9))
 
     best = BestSkills(folder, count)
     return [make.Collector(fill), best, Checkpoints(folder, 1, keep, best)]

@@ -149,15 +149,6 @@ def test_json_and_back() -> None:
     assert data["macro"]["success_frac"] == 0.5
 
 
-def test_a_file_from_before_there_were_measures() -> None:
-    old = {"n": 8, "successes": 4, "turns": 16, "valid_turns": 12, "broken": 1}
-    data = {"env": "search", "split": "test", "temperature": 1.0, "seconds": 2.0}
-    found = EvalResult.from_json({**data, "types": {"one_hop": old}, "overall": {}})
-    tally = found.types["one_hop"]
-    assert (tally.n, tally.tasks, tally.turns, tally.valid_turns, tally.broken) == (8, 8, 16, 12, 1)
-    assert tally.estimate() == pytest.approx((0.5, *wilson(4, 8)))
-
-
 def test_the_table_in_detail() -> None:
     twice = Tally(20, 10, 60, 30, 2, {SUCCESS: Sums(0, 0), "lenient_match": Sums(1, 0.5)})
     found = result(nq=once(10, 8, lenient_match=9), popqa=twice, musique=Tally(broken=1))

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rsipo_lightning.callbacks import evaluation
 from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest
 from rsipo_lightning.callbacks.eval_result import SUCCESS, EvalResult, Sums, Tally, table
 from rsipo_lightning.callbacks.evaluation import Evaluation, choose, choose_per_type, evaluate
@@ -213,6 +214,22 @@ def test_broken_episodes_of_all_blocks_count(make: SimpleNamespace) -> None:
     assert evaluate(make.Suite(), tasks, play, max_error_frac=0.05, **how).overall.broken == 1
     with pytest.raises(EnvironmentFault, match=r"test: 1 of 20 episodes broke.*boom"):
         evaluate(make.Suite(), tasks, play, max_error_frac=0.04, **how)
+
+
+def test_an_evaluation_that_only_breaks_stops_early(
+    make: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "ENOUGH", 6)
+    played = []
+
+    def play(tasks: list[Task], *_: object) -> list[RolloutGroup]:
+        played.extend(tasks)
+        return [RolloutGroup(t, (make.trajectory(t, stop=Stop.ERROR),)) for t in tasks]
+
+    how = {"split": "test", "temperature": 1.0, "block": 4, "max_error_frac": 0.9}
+    with pytest.raises(EnvironmentFault, match=r"test: 8 of 8 episodes broke.*boom"):
+        evaluate(make.Suite(), make.Suite().tasks("test"), play, **how)
+    assert len(played) == 8
 
 
 def test_the_table_shows_intervals_and_change() -> None:

@@ -12,6 +12,16 @@ from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.types import RolloutGroup, Stop
 
 
+def test_an_episode_without_a_measure_counts_as_0_of_it(make: SimpleNamespace) -> None:
+    task = make.task()
+    hit = make.trajectory(task, True, measures={"lenient_match": 1.0})
+    cut_off = make.trajectory(task, False, stop=Stop.CONTEXT)
+    broken = make.trajectory(task, False, stop=Stop.ERROR)
+    metrics = Metrics()
+    add_rollouts(metrics, [RolloutGroup(task, (hit, cut_off, broken))])
+    assert metrics.reduce()["rollout/lenient_match_mean"] == 0.5
+
+
 def test_rollouts(make: SimpleNamespace) -> None:
     one, two = make.task("a", "one_hop"), make.task("b", "two_hop")
     mixed = RolloutGroup(
