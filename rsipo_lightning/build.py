@@ -41,6 +41,7 @@ from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component, plain
 from rsipo_lightning.config import RunConfig, SftConfig
+from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.metrics_csv import MetricsCsv
@@ -185,6 +186,10 @@ def fit(
     checkpoint = latest(Path(resume)) if resume else None
     made = parts(config, ("train", "val", "test"))
     check_training(config, made, made.algorithm.bank)
+    server = made.algorithm.analyzer
+    analyzer = Endpoint(server, "algo.endpoint") if server else None
+    if analyzer:
+        analyzer.probe()
     if resume:
         folder = RunFolder.open(resume)
         if checkpoint and updates_of(checkpoint) > config.trainer.updates:
@@ -199,7 +204,7 @@ def fit(
     if os.environ.get("LOCAL_RANK", "0") == "0":
         console.print(f"run folder: {folder.path}", soft_wrap=True, highlight=False, markup=False)
     with folder.resumable():
-        result, module, trainer = _train(config, made, folder, checkpoint, console)
+        result, module, trainer = _train(config, made, folder, checkpoint, console, analyzer)
         if trainer.is_global_zero:
             made.save(folder.path / "policy")
             wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
@@ -216,7 +221,12 @@ def fit(
 
 
 def _train(
-    config: RunConfig, made: Parts, folder: RunFolder, checkpoint: Path | None, console: Console
+    config: RunConfig,
+    made: Parts,
+    folder: RunFolder,
+    checkpoint: Path | None,
+    console: Console,
+    analyzer: Endpoint | None,
 ) -> tuple[FitResult, PolicyModule, L.Trainer]:
     t = config.trainer
     module = PolicyModule(made.policy, made.algorithm, config, made.player, _reference(made))
@@ -236,7 +246,7 @@ def _train(
     callbacks: list[L.Callback] = [
         *display,
         RolloutCollector(made.player, made.suite.mixture(), config),
-        ReplayGains(made.player, config),
+        ReplayGains(made.player, config, analyzer),
         SkillCategory(),
         best_skills,
         transcripts,
