@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rsipo_lightning.algorithms.base import Sums, active
-from rsipo_lightning.algorithms.credit import taught
+from rsipo_lightning.algorithms.credit import shown, taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
 from rsipo_lightning.bank import BankConfig
 from rsipo_lightning.checks import one_of, within
@@ -73,13 +73,14 @@ class SelfDistillation(GRPO[D]):
         return next(own, "")
 
     def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
-        """Rows without advice have no view and no teacher credit."""
+        """Rows without advice have no view and no teacher credit; without the stream, none has."""
         assert self.codec is not None
+        show = taught if "teacher" in self.streams else shown
         teaches, samples = self.teaches(it.update), []
         for group in it.groups:
             for trajectory, part in zip(group.scored, self.actor(group), strict=True):
                 if teaches and (advice := self.advice(trajectory, it)):
                     section = self.codec.section_ids(advice)
-                    part = [taught(s, section) for s in part]
+                    part = [show(s, section) for s in part]
                 samples += part
         return samples

@@ -100,7 +100,8 @@ def parts(config: RunConfig, splits: Sequence[str]) -> Parts:
 
     ``splits`` are those that will be played.
     """
-    algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
+    name = component("algo", config.groups["algo"])
+    algorithm_class = registry.load_class("algorithms", name, Algorithm)
     algorithm_class.check(config.algo, config.rollout)
     a = actors(config, splits)
     bank = None
@@ -116,9 +117,8 @@ def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
         raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
     new = config.model.path == "untrained"
     codec = Codec(build_tokenizer() if new else load_tokenizer(config.model.path))
-    suite: TaskSuite = registry.load("environments", component("env", config.groups["env"]))(
-        config.env, config.seed
-    )
+    name = component("env", config.groups["env"])
+    suite: TaskSuite = registry.load_class("environments", name, TaskSuite)(config.env, config.seed)
     for split in splits:
         if not len(suite.tasks(split)):
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
