@@ -147,9 +147,7 @@ class _Check(Contract):
         rule = "load_state_dict(state_dict()) gives another state_dict()"
         self.require(same(fresh.inner.state_dict(), state), rule)
         one, other = (self.play(x, self.world.iteration(x, 1)) for x in (a, fresh))
-        rule = (
-            "a resumed run goes on differently: state_dict() lacks what credit or shape depends on"
-        )
+        rule = "a resumed run goes on differently: state_dict() lacks what the hooks depend on"
         self.require(same(one, other), rule)
 
     def broken(self) -> None:

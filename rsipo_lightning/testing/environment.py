@@ -108,7 +108,8 @@ class _Check(Contract):
         """Name, types, stop strings, config, description."""
         name = getattr(suite, "name", None)
         self.require(isinstance(name, str), "name is missing: set it to the registered name")
-        self.require(isinstance(self.config, EnvironmentConfig), "Config is no EnvironmentConfig")
+        for kind in (EnvironmentConfig, self.kind.Config):
+            self.require(isinstance(self.config, kind), f"its config is no {kind.__name__}")
         self.call("OmegaConf.structured(Config)", OmegaConf.structured, type(self.config))
         types = suite.types
         unique = len(types) > 0 and len(set(types)) == len(types)
