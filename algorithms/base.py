@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rsipo_lightning.bank import SkillBank
     from rsipo_lightning.codec import Codec
     from rsipo_lightning.config import RolloutSection
+    from rsipo_lightning.endpoint import EndpointConfig
 
 TokenLoss = Callable[
     [TokenBatch, Tensor, Tensor], Tensor
@@ -107,6 +108,13 @@ class Algorithm(ABC, Generic[C]):
     def teacher(self) -> Teacher:
         """Whose weights score the teacher views."""
         return Teacher()
+
+    @property
+    def analyzer(self) -> EndpointConfig | None:
+        """The server that writes the skills of ``propose``; None: the policy does, and a loss may
+        train it on them.
+        """
+        return None
 
     @property
     def shapes(self) -> bool:

@@ -65,15 +65,16 @@ def actor_rows(
     return done
 
 
-def taught(sample: Sample, section: Sequence[int], value: float = 1.0) -> Sample:
-    """An actor's row with a view "teacher" of itself, which shows this section at its anchor.
+def shown(sample: Sample, section: Sequence[int]) -> Sample:
+    """A row with a view "teacher" of itself, which shows this section at its anchor."""
+    return replace(sample, views={**sample.views, "teacher": with_skill(sample, section)})
 
-    Stream "teacher" has the actor's weights and this value.
-    """
+
+def taught(sample: Sample, section: Sequence[int], value: float = 1.0) -> Sample:
+    """As ``shown``; stream "teacher" has the actor's weights and this value."""
     weight, advantage = sample.credits["actor"]
     credit = Credit(weight, torch.full_like(advantage, value))
-    views = {**sample.views, "teacher": with_skill(sample, section)}
-    return replace(with_credit(sample, teacher=credit), views=views)
+    return with_credit(shown(sample, section), teacher=credit)
 
 
 def gap(sample: Sample, view: str = "teacher") -> Tensor:

@@ -7,7 +7,7 @@ each finished trajectory -> an analyzer's episode skill and skills of critical s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -15,12 +15,13 @@ from rsipo_lightning.algorithms.base import Sums
 from rsipo_lightning.algorithms.credit import gap
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
 from rsipo_lightning.checks import one_of, within
+from rsipo_lightning.endpoint import AnalyzerConfig, EndpointConfig
 from rsipo_lightning.tokens import narrowed, places, with_credit, with_skill
 from rsipo_lightning.types import Credit, Iteration, Sample, Skill, SkillRequest, TeacherView
 
 
 @dataclass
-class OPIDConfig(GRPOConfig):
+class OPIDConfig(AnalyzerConfig, GRPOConfig):
     """Keys of OPID."""
 
     episode: float = 0.001  # w_e, of the teacher with the episode skill
@@ -28,7 +29,8 @@ class OPIDConfig(GRPOConfig):
     routing: str = "step_priority"  # step_priority (a step skill replaces the other) | additive
     step_skills: int = 5  # at most, of one trajectory
     attempts: int = 2  # of an analysis that cannot be read
-    skill_temperature: float = 0.4  # of the analysis
+    skill_temperature: float = 0.4  # of the policy's analysis
+    endpoint: EndpointConfig = field(default_factory=lambda: EndpointConfig(temperature=0.4))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,6 +44,11 @@ class OPID(GRPO[OPIDConfig]):
     """GRPO with advantages to which two teachers add."""
 
     Config = OPIDConfig
+
+    @property
+    def analyzer(self) -> EndpointConfig | None:
+        """Of the config."""
+        return self.config.server
 
     @property
     def shapes(self) -> bool:

@@ -2,7 +2,7 @@
 
 advice for a trajectory -> a second view of its rows, which shows it after the task line -> one more
 term beside GRPO's, or another advantage. The advice is what a skill bank says for the task's type
-(methods.md 2, 3), or a skill of the trajectory itself, which the policy writes (5.12).
+(methods.md 2, 3), or a skill of the trajectory itself, which the policy or a server writes (5.12).
 """
 
 from __future__ import annotations
@@ -12,24 +12,30 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rsipo_lightning.algorithms.base import Sums, active
-from rsipo_lightning.algorithms.credit import taught
+from rsipo_lightning.algorithms.credit import shown, taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
 from rsipo_lightning.bank import BankConfig
 from rsipo_lightning.checks import one_of, within
+from rsipo_lightning.endpoint import AnalyzerConfig, EndpointConfig
+from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.types import Iteration, Sample, SkillRequest, Trajectory
 
 
 @dataclass
-class SelfDistillationConfig(BankConfig, GRPOConfig):
+class SelfDistillationConfig(BankConfig, AnalyzerConfig, GRPOConfig):
     """Keys of the teacher's advice."""
 
     skill_source: str = "bank"  # bank | trajectory
-    skill_temperature: float = 0.0  # of the analysis of a trajectory; 0 is greedy
+    skill_temperature: float = 0.0  # of the policy's analysis of a trajectory; 0 is greedy
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("algo.skill_source", self.skill_source, ("bank", "trajectory"))
         within("algo.skill_temperature", self.skill_temperature, 0, math.inf)
+        if self.server and self.skill_source == "bank":
+            raise ConfigError(
+                "algo.analyzer=endpoint: there is nothing to analyse with algo.skill_source=bank"
+            )
 
 
 D = TypeVar("D", bound=SelfDistillationConfig)
@@ -42,6 +48,11 @@ class SelfDistillation(GRPO[D]):
     def uses_bank(cls, config: D) -> bool:
         """With ``skill_source=bank``."""
         return config.skill_source == "bank"
+
+    @property
+    def analyzer(self) -> EndpointConfig | None:
+        """Of the config."""
+        return self.config.server
 
     def teaches(self, update: int) -> bool:
         """Whether anything reads the teacher's scores in this update."""
@@ -62,13 +73,14 @@ class SelfDistillation(GRPO[D]):
         return next(own, "")
 
     def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
-        """Rows without advice have no view and no teacher credit."""
+        """Rows without advice have no view and no teacher credit; without the stream, none has."""
         assert self.codec is not None
+        show = taught if "teacher" in self.streams else shown
         teaches, samples = self.teaches(it.update), []
         for group in it.groups:
             for trajectory, part in zip(group.scored, self.actor(group), strict=True):
                 if teaches and (advice := self.advice(trajectory, it)):
                     section = self.codec.section_ids(advice)
-                    part = [taught(s, section) for s in part]
+                    part = [show(s, section) for s in part]
                 samples += part
         return samples

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import lightning as L
 
 from rsipo_lightning import keys
+from rsipo_lightning.callbacks.progress import progress_of
 from rsipo_lightning.callbacks.rollout_stats import add_replays, check_broken
 from rsipo_lightning.callbacks.rollouts import shown
 from rsipo_lightning.config import RunConfig
+from rsipo_lightning.endpoint import Endpoint, asked_again
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.replay import gain, utilities
 from rsipo_lightning.rng import keyed_seed
@@ -18,7 +20,6 @@ from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.skills import (
     analysis_messages,
     analysis_template,
-    asked_again,
     category,
     read_skill,
     read_step_skills,
@@ -38,10 +39,13 @@ from rsipo_lightning.types import (
 
 
 class ReplayGains(L.Callback):
-    """Stands behind RolloutCollector; fills ``iteration.skills`` and ``iteration.replays``."""
+    """Stands behind RolloutCollector; fills ``iteration.skills`` and ``iteration.replays``.
 
-    def __init__(self, player: Player, config: RunConfig) -> None:
-        self.player, self.config = player, config
+    ``analyzer`` writes the skills in place of the policy.
+    """
+
+    def __init__(self, player: Player, config: RunConfig, analyzer: Endpoint | None = None) -> None:
+        self.player, self.config, self.analyzer = player, config, analyzer
         file = config.rollout.analysis_template
         self.template = analysis_template(file) if file else None
 
@@ -51,7 +55,10 @@ class ReplayGains(L.Callback):
         it, algorithm = pl_module.iteration, pl_module.algorithm
         proposed = algorithm.propose(it)
         requests = [p for p in proposed if isinstance(p, SkillRequest)]
-        written = self.write(requests, it.update)
+        display = progress_of(trainer)
+        if display and self.analyzer and requests:
+            display.phase("analysis", len(requests))
+        written = self.write(requests, it.update, display.advance if display else lambda n: None)
         it.skills = [*(p for p in proposed if isinstance(p, Skill)), *written]
         plans = algorithm.plan(it)
         it.replays = self.replay(plans, it, trainer)
@@ -62,11 +69,20 @@ class ReplayGains(L.Callback):
             add_replays(it.metrics, it.replays)
             it.metrics.mean("time/replay_s", time.perf_counter() - started)
 
-    def write(self, requests: Sequence[SkillRequest], update: int) -> list[WrittenSkill]:
+    def write(
+        self,
+        requests: Sequence[SkillRequest],
+        update: int,
+        progress: Callable[[int], None] = lambda n: None,
+    ) -> Sequence[Skill]:
         """Let the policy write one skill per request, all in one batch, and validate each.
 
         An episode too long to be analysed has no skill: nothing was sampled, nothing is punished.
+        With an analyzer: a skill for each, in the same order; ``progress(1)`` as one comes.
+        EngineError: it fails for good.
         """
+        if self.analyzer:
+            return self._ask(self.analyzer, requests, progress)
         style = self.player.suite.config.prompt
         chats = [
             analysis_messages(r.trajectory, style, self.template, r.step_skills) for r in requests
@@ -86,6 +102,23 @@ class ReplayGains(L.Callback):
         for i, skill in zip(twice, second, strict=True):
             skills[i] = skill or skills[i]
         return [skill for skill in skills if skill]
+
+    def _ask(
+        self, analyzer: Endpoint, requests: Sequence[SkillRequest], progress: Callable[[int], None]
+    ) -> list[Skill]:
+        """The full prompt, whatever the policy is shown: the short one is for small policies."""
+        chats = [
+            analysis_messages(r.trajectory, "full", self.template, r.step_skills) for r in requests
+        ]
+
+        def check(i: int, text: str) -> str:
+            return self._skill(requests[i], text).invalid if requests[i].attempts > 1 else ""
+
+        answers = analyzer.complete(chats, check, lambda i, answer: progress(1))
+        return [
+            self._skill(request, answer.text, answer.problem)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
 
     def _sample(
         self,
@@ -123,18 +156,30 @@ class ReplayGains(L.Callback):
         ]
 
     def _read(self, request: SkillRequest, prompt: Prompt, completion: Completion) -> WrittenSkill:
-        trajectory, check = request.trajectory, self.player.suite.check_skill
-        text, invalid = read_skill(completion.text)
-        steps = read_step_skills(completion.text, trajectory.steps, request.step_skills)
+        skill = self._skill(request, completion.text)
         return WrittenSkill(
-            trajectory.task,
-            text,
-            category(text),
-            invalid or check(trajectory, text),
-            trajectory=trajectory,
-            steps={k: advice for k, advice in steps.items() if not check(trajectory, advice)},
+            skill.task,
+            skill.text,
+            skill.category,
+            skill.invalid,
+            trajectory=request.trajectory,
+            steps=skill.steps,
             prompt_ids=prompt.ids,
             completion=completion,
+        )
+
+    def _skill(self, request: SkillRequest, text: str, problem: str = "") -> Skill:
+        """What an answer says, validated; ``problem`` says why it is none."""
+        trajectory, check = request.trajectory, self.player.suite.check_skill
+        advice, invalid = read_skill(text)
+        steps = read_step_skills(text, trajectory.steps, request.step_skills)
+        return Skill(
+            trajectory.task,
+            advice,
+            category(advice),
+            problem or invalid or check(trajectory, advice),
+            trajectory=trajectory,
+            steps={k: tip for k, tip in steps.items() if not check(trajectory, tip)},
         )
 
     def replay(

@@ -42,6 +42,7 @@ from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component, plain, saved_groups
 from rsipo_lightning.config import RunConfig, SftConfig
+from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.metrics_csv import MetricsCsv
@@ -101,7 +102,8 @@ def parts(config: RunConfig, splits: Sequence[str], training: bool) -> Parts:
     ``splits`` are those that will be played. Where the policy only acts alone, the file of the
     skill bank may be gone.
     """
-    algorithm_class = registry.load("algorithms", component("algo", config.groups["algo"]))
+    name = component("algo", config.groups["algo"])
+    algorithm_class = registry.load_class("algorithms", name, Algorithm)
     algorithm_class.check(config.algo, config.rollout)
     a = actors(config, splits)
     bank = None
@@ -118,9 +120,8 @@ def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
         raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
     new = config.model.path == "untrained"
     codec = Codec(build_tokenizer() if new else load_tokenizer(config.model.path))
-    suite: TaskSuite = registry.load("environments", component("env", config.groups["env"]))(
-        config.env, config.seed
-    )
+    name = component("env", config.groups["env"])
+    suite: TaskSuite = registry.load_class("environments", name, TaskSuite)(config.env, config.seed)
     for split in splits:
         if not len(suite.tasks(split)):
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
@@ -188,6 +189,10 @@ def fit(
     checkpoint = latest(Path(resume)) if resume else None
     made = parts(config, ("train", "val", "test"), training=True)
     check_training(config, made, made.algorithm.bank)
+    server = made.algorithm.analyzer
+    analyzer = Endpoint(server, "algo.endpoint") if server else None
+    if analyzer:
+        analyzer.probe()
     if resume:
         folder = RunFolder.open(resume)
         if checkpoint and updates_of(checkpoint) > config.trainer.updates:
@@ -202,7 +207,7 @@ def fit(
     if os.environ.get("LOCAL_RANK", "0") == "0":
         console.print(f"run folder: {folder.path}", soft_wrap=True, highlight=False, markup=False)
     with folder.resumable():
-        result, module, trainer = _train(config, made, folder, checkpoint, console)
+        result, module, trainer = _train(config, made, folder, checkpoint, console, analyzer)
         if trainer.is_global_zero:
             made.save(folder.path / "policy")
             wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
@@ -219,7 +224,12 @@ def fit(
 
 
 def _train(
-    config: RunConfig, made: Parts, folder: RunFolder, checkpoint: Path | None, console: Console
+    config: RunConfig,
+    made: Parts,
+    folder: RunFolder,
+    checkpoint: Path | None,
+    console: Console,
+    analyzer: Endpoint | None,
 ) -> tuple[FitResult, PolicyModule, L.Trainer]:
     t = config.trainer
     module = PolicyModule(made.policy, made.algorithm, config, made.player, _reference(made))
@@ -239,7 +249,7 @@ def _train(
     callbacks: list[L.Callback] = [
         *display,
         RolloutCollector(made.player, made.suite.mixture(), config),
-        ReplayGains(made.player, config),
+        ReplayGains(made.player, config, analyzer),
         SkillCategory(),
         best_skills,
         transcripts,

@@ -12,12 +12,12 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from rsipo_lightning.checks import at_least, within
+from rsipo_lightning.checks import at_least, one_of, within
 from rsipo_lightning.errors import ConfigError, DataError, EngineError
 from rsipo_lightning.types import Message
 from rsipo_lightning.web import Client, check_url, excerpt, refusal
@@ -50,6 +50,27 @@ class EndpointConfig:
             raise ConfigError(f"{section}.timeout_s={self.timeout_s:g}: must be above 0, below 1e6")
         if self.url is not None:
             check_url(f"{section}.url", self.url)
+
+
+@dataclass
+class AnalyzerConfig:
+    """Keys of an algorithm that learns from hindsight skills without training who writes them."""
+
+    analyzer: str = "policy"  # who writes them: policy | endpoint (a server)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+
+    def __post_init__(self) -> None:
+        one_of("algo.analyzer", self.analyzer, ("policy", "endpoint"))
+        self.endpoint.check("algo.endpoint")
+        if self.analyzer != "endpoint" and self.endpoint.url:
+            raise ConfigError("algo.endpoint.url is given: set algo.analyzer=endpoint to use it")
+        # beside it stands the Config of an algorithm, which may have checks of its own
+        getattr(super(), "__post_init__", lambda: None)()
+
+    @property
+    def server(self) -> EndpointConfig | None:
+        """The endpoint, if it writes the skills."""
+        return self.endpoint if self.analyzer == "endpoint" else None
 
 
 class Answer(NamedTuple):
@@ -128,9 +149,7 @@ class Endpoint:
         answer = self._ask(chat, self.config.retries)
         if answer.problem or not (problem := check(index, answer.text)):
             return answer
-        said = Message("assistant", answer.text[-_TAIL:])
-        again = Message("user", f"That cannot be used: {problem}. Give only what was asked for.")
-        answer = self._ask([*chat, said, again], self.config.retries)
+        answer = self._ask([*chat, *asked_again(answer.text, problem)], self.config.retries)
         return Answer(answer.text, answer.problem or check(index, answer.text))
 
     def _ask(self, chat: Sequence[Message], retries: int) -> Answer:
@@ -155,6 +174,14 @@ class Endpoint:
     def _wait(self, seconds: float) -> None:
         if self._stopped.wait(seconds):
             raise EngineError(f"{self.config.url}: stopped")
+
+
+def asked_again(text: str, problem: str) -> list[Message]:
+    """What follows an answer that cannot be used (methods.md 4)."""
+    return [
+        Message("assistant", text[-_TAIL:]),
+        Message("user", f"That cannot be used: {problem}. Give only what was asked for."),
+    ]
 
 
 def _key(config: EndpointConfig, section: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ def _group(group: str) -> Iterator[str]:
     for name in members(group):
         text = _comment(yaml_file(group, name))
         if not text and group in COMPONENTS:
-            text = _docstring(registry.target(kind, component(group, name)))
+            text = _origin(registry.entry(kind, component(group, name)))
         yield f"  {name:16} {text}".rstrip()
 
 
@@ -30,11 +30,12 @@ def _comment(path: Path) -> str:
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
-def _docstring(target: str) -> str:
-    """First line of the docstring of ``module:Class``, or the target itself if it is not ours."""
+def _origin(entry: registry.Entry) -> str:
+    """First line of the class's docstring, or the package and target if it is not ours."""
+    target, package = entry
+    if package:
+        return f"from {package} ({target})"  # finding its file would import its parents
     module, _, name = target.partition(":")
-    if not module.startswith("rsipo_lightning."):
-        return target  # finding its file would import its parents
     path = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
     for node in ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else []:
         if isinstance(node, ast.ClassDef) and node.name == name:

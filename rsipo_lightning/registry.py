@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NamedTuple
 
 from rsipo_lightning.errors import PluginError, did_you_mean
 
@@ -38,16 +38,32 @@ BUILTIN: dict[str, dict[str, str]] = {
 }
 
 
-def _table(kind: str) -> dict[str, str]:
-    table = dict(BUILTIN[kind])
+class Entry(NamedTuple):
+    """What is registered under a name."""
+
+    target: str  # "module:Class"
+    package: str = ""  # "name version" of the package that it comes from, if it is not this one
+
+
+def _table(kind: str) -> dict[str, Entry]:
+    table = {name: Entry(target) for name, target in BUILTIN[kind].items()}
     for point in entry_points(group=f"rsipo_lightning.{kind}"):
-        if point.name in table and table[point.name] != point.value:
+        new, old = Entry(point.value, _package(point)), table.get(point.name)
+        if old and old.target != new.target:
             raise PluginError(
-                f"two {kind} are called '{point.name}': {table[point.name]} and {point.value}; "
+                f"two {kind} are called '{point.name}': {_said(old)} and {_said(new)}; "
                 "uninstall or rename one"
             )
-        table[point.name] = point.value
+        table[point.name] = new
     return table
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
+
+
+def _said(entry: Entry) -> str:
+    return f"{entry.target} of {entry.package}" if entry.package else entry.target
 
 
 def names(kind: str) -> list[str]:
@@ -55,8 +71,8 @@ def names(kind: str) -> list[str]:
     return sorted(_table(kind))
 
 
-def target(kind: str, name: str) -> str:
-    """The import string ``module:Class`` registered under ``name``. Unknown: PluginError."""
+def entry(kind: str, name: str) -> Entry:
+    """What is registered under ``name``; imports nothing. Unknown: PluginError."""
     table = _table(kind)
     if name not in table:
         raise PluginError(f"no {kind[:-1]} '{name}'{did_you_mean(name, table)}")
@@ -65,9 +81,22 @@ def target(kind: str, name: str) -> str:
 
 def load(kind: str, name: str) -> Any:
     """The class registered under ``name``. Unknown or unimportable: PluginError."""
-    found = target(kind, name)
-    module, _, attribute = found.partition(":")
+    found = entry(kind, name)
+    module, _, attribute = found.target.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PluginError(f"{kind[:-1]} '{name}' ({found}) cannot be imported: {error}") from error
+    except Exception as error:  # a plugin's module may raise what it likes
+        what = error if isinstance(error, ImportError | AttributeError) else repr(error)
+        text = (str(what).splitlines() or [""])[0]
+        where = f"{kind[:-1]} '{name}' ({_said(found)})"
+        raise PluginError(f"{where} cannot be imported: {text}") from error
+
+
+def load_class(kind: str, name: str, base: type) -> Any:
+    """As :func:`load`. PluginError also if it is no subclass of ``base`` that can be made."""
+    found, where = load(kind, name), f"{kind[:-1]} '{name}' ({_said(entry(kind, name))})"
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise PluginError(f"{where} is no subclass of {base.__module__}.{base.__qualname__}")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise PluginError(f"{where} lacks {', '.join(missing)}")
+    return found

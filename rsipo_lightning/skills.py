@@ -21,7 +21,6 @@ from rsipo_lightning.types import Message, Trajectory, Turn
 CATEGORIES = ("procedural", "recovery", "format", "other")
 MIN_WORDS = 5
 MAX_CHARS = 1200
-_TAIL = 2000  # characters of an unusable answer that the second prompt shows
 _PLACEHOLDERS = ("task", "outcome", "steps")
 _FIELDS = ("episode_summary", "episode_skill")
 
@@ -135,14 +134,6 @@ def read_step_skills(text: str, steps: int, most: int) -> dict[int, str]:
 def _half(text: str) -> bool:
     """Whether it holds half a character, which no tokenizer takes."""
     return any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def asked_again(text: str, problem: str) -> list[Message]:
-    """What follows an answer that cannot be used (methods.md 4)."""
-    return [
-        Message("assistant", text[-_TAIL:]),
-        Message("user", f"That cannot be used: {problem}. Give only what was asked for."),
-    ]
 
 
 def category(text: str) -> str:

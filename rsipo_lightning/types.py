@@ -149,10 +149,12 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class SkillRequest:
-    """Ask the policy to write a skill from one finished trajectory."""
+    """Ask the policy, or the server that analyses in its place, for a skill from one finished
+    trajectory.
+    """
 
     trajectory: Trajectory
-    temperature: float = 1.0
+    temperature: float = 1.0  # of the policy; a server has its own
     step_skills: int = 0  # at most so many of single decisions may come with it
     attempts: int = 1  # 2: an answer that cannot be read is asked for once more, with the reason
 

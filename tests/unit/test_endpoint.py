@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rsipo_lightning import web
-from rsipo_lightning.endpoint import Answer, Endpoint, EndpointConfig
+from rsipo_lightning.endpoint import Answer, Endpoint, EndpointConfig, asked_again
 from rsipo_lightning.errors import ConfigError, DataError, EngineError
 from rsipo_lightning.types import Message
 
@@ -93,6 +93,14 @@ def test_an_answer_that_cannot_be_used_is_asked_for_once_more(chat_server):
     assert {m[0]["content"] for m in second} == {"0", "1"}
     assert [m[1] for m in second] == [{"role": "assistant", "content": "bad"}] * 2
     assert all("not good" in m[2]["content"] for m in second)
+
+
+def test_a_second_attempt_shows_what_was_wrong():
+    said, asked = asked_again("x" * 5000 + "end", "no JSON object")
+    assert (said.role, asked.role) == ("assistant", "user")
+    assert said.content.endswith("xend")
+    assert len(said.content) == 2000
+    assert "no JSON object" in asked.content
 
 
 BUSY = {

@@ -44,15 +44,10 @@ class _Fixed:
 # prompts
 
 
-def test_reset_is_a_function_of_the_task_alone(suite):
+def test_all_seeds_share_their_tasks(suite):
     other = SearchSuite(SearchConfig(prompt="compact", topk=2), 99)
-    used = other.make()
-    used.reset(other.tasks("train")[7])
-    used.step("<search>Amber Fountain</search>")
     for split in ("train", "val", "test"):
         assert suite.tasks(split) == other.tasks(split)
-        for task in suite.tasks(split)[:20]:
-            assert suite.make().reset(task) == used.reset(task)
 
 
 @pytest.mark.parametrize("prompt", ["full", "compact"])
@@ -191,20 +186,7 @@ def test_a_search_that_finds_nothing_says_so(suite):
     assert result.valid
 
 
-def test_step_many_equals_single_steps_with_one_deduplicated_call(suite):
-    tasks = suite.tasks("test")[:6]
-    names = [task.payload["hops"][0] for task in tasks]
-    turns = [
-        [f"<search>{name}</search>" for name in names],
-        [f"<search>{names[0]}</search>"] * 3 + ["bad", "<answer>x</answer>", "<search>Oz</search>"],
-    ]
-    single, many = [[suite.make() for _ in tasks] for _ in range(2)]
-    for a, b, task in zip(single, many, tasks, strict=True):
-        assert a.reset(task) == b.reset(task)
-    for responses in turns:
-        expected = [e.step(r) for e, r in zip(single, responses, strict=True)]
-        assert suite.step_many(many, responses) == expected
-
+def test_step_many_asks_for_equal_queries_once():
     counting = SearchSuite(SearchConfig(prompt="compact"), 0)
     counting._retriever = _Fixed(Passage("1", "Oz", "Oz."))
     many = [counting.make() for _ in range(5)]

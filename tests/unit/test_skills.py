@@ -15,7 +15,6 @@ from rsipo_lightning.skills import (
     CATEGORIES,
     analysis_messages,
     analysis_template,
-    asked_again,
     category,
     read_skill,
     read_step_skills,
@@ -216,11 +215,3 @@ def test_no_step_skills_without_an_analysis() -> None:
     assert read_step_skills(json.dumps(GOOD), 3, 5) == {}
     assert read_step_skills('{"step_skills": {"1": "go"}}', 3, 5) == {}
     assert read_step_skills("no", 3, 5) == {}
-
-
-def test_a_second_attempt_shows_what_was_wrong() -> None:
-    said, asked = asked_again("x" * 5000 + "end", "no JSON object")
-    assert (said.role, asked.role) == ("assistant", "user")
-    assert said.content.endswith("xend")
-    assert len(said.content) == 2000
-    assert "no JSON object" in asked.content

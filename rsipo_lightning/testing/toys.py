@@ -1,22 +1,25 @@
-"""Small real parts for tests and for authors of plugins."""
+"""Small real parts: tokenizer, policy, algorithm, groups, and whole iterations."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rsipo_lightning import registry
 from rsipo_lightning.algorithms.base import TRAIN, Algorithm
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.codec import Codec
+from rsipo_lightning.config import RunConfig
 from rsipo_lightning.engines.hf import HFEngine
 from rsipo_lightning.metrics import Metrics
+from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.tiny import TEMPLATE
 from rsipo_lightning.types import (
@@ -26,6 +29,7 @@ from rsipo_lightning.types import (
     ReplayRequest,
     ReplayResult,
     RolloutGroup,
+    Sample,
     Skill,
     SkillRequest,
     Stop,
@@ -87,9 +91,13 @@ BANK = SkillBank(
 )
 
 
-def make_algorithm(name: str, codec: Codec | None = None, **keys: Any) -> Algorithm[Any]:
-    """A registered algorithm with these keys; ``BANK`` is its skill bank, if it uses one."""
-    chosen = registry.load("algorithms", name)
+def make_algorithm(
+    name: str | type[Algorithm[Any]], codec: Codec | None = None, **keys: Any
+) -> Algorithm[Any]:
+    """A registered algorithm, or a class, with these keys; ``BANK`` is its skill bank, if it uses
+    one.
+    """
+    chosen = registry.load("algorithms", name) if isinstance(name, str) else name
     config = chosen.Config(**keys)
     made: Algorithm[Any] = chosen(config, 0, codec, BANK if chosen.uses_bank(config) else None)
     return made
@@ -135,7 +143,13 @@ class ToyWorld:
     algorithm asks for: skills (that of the last request is invalid) and replays with their gains.
     """
 
-    def __init__(self, policy: Policy, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerFast,
+        reference: Policy | None = None,
+    ) -> None:
+        self.policy, self.reference = policy, reference
         self.codec = Codec(tokenizer)
         self.engine = HFEngine(policy, tokenizer)
         self._said: dict[Prompt, Completion] = {}  # the policy stays as it is
@@ -183,11 +197,16 @@ class ToyWorld:
                 self.episode(task, k, success=(k + i) % 3 == 0, context=context) for k in range(4)
             ]
             for k in range(broken):
-                played[k] = replace(played[k], stop=Stop.ERROR, success=False, score=0.0)
+                played[k] = replace(played[k], stop=Stop.ERROR, success=False, score=9.0)
             done.append(RolloutGroup(task, tuple(played)))
         return done
 
-    def skill(self, request: SkillRequest, seed: int, invalid: str) -> WrittenSkill:
+    @staticmethod
+    def of_server(skill: Skill) -> Skill:
+        """The same text, which nobody here has sampled."""
+        return Skill(*(getattr(skill, f.name) for f in fields(Skill)))
+
+    def skill(self, request: SkillRequest, seed: int, invalid: bool) -> WrittenSkill:
         """Fixed advice; what was sampled for it are real tokens."""
         task, trajectory = request.trajectory.task, request.trajectory
         prompt = self.codec.start(f"Your question: write {task.id}")[0]
@@ -196,30 +215,59 @@ class ToyWorld:
             task,
             "look first, then answer it now",
             "procedural",
-            invalid,
+            "no JSON object" if invalid else "",
             trajectory=trajectory,
             steps={k: f"now say {k}" for k in turns if k % 2 == 0},
             prompt_ids=prompt,
             completion=self.sampled(prompt, seed, 12),
         )
 
-    def replay(self, plan: ReplayRequest, gain: float) -> ReplayResult:
+    def replay(self, plan: ReplayRequest, gain: float | None) -> ReplayResult:
         """Two replays, whatever the plan asks for, and a made-up gain."""
         task = plan.skill.task
         treated = tuple(self.episode(task, k, True, plan.skill) for k in range(2))
-        return ReplayResult(plan.skill, treated, plan.control, gain, 0.01)
+        noise = None if gain is None else 0.01
+        return ReplayResult(plan.skill, treated, plan.control, gain, noise)
 
-    def iteration(self, algorithm: Algorithm[Any], update: int = 0, broken: int = 0) -> Iteration:
-        """As the callbacks fill it."""
-        groups = self.groups(algorithm, broken)
+    def iteration(
+        self,
+        algorithm: Algorithm[Any],
+        update: int = 0,
+        broken: int = 0,
+        *,
+        tasks: int = 3,
+        valid: bool = True,
+        lost: bool = False,
+    ) -> Iteration:
+        """As the callbacks fill it. ``valid`` False: no skill can be read; ``lost``: no gain could
+        be measured.
+        """
+        groups = self.groups(algorithm, broken)[:tasks]
         it = Iteration(update, [g.task for g in groups], Metrics())
         it.groups = groups
         proposed = list(algorithm.propose(it))
         it.skills = [
-            p if isinstance(p, Skill) else self.skill(p, i, "no" * (i == len(proposed) - 1))
+            p if isinstance(p, Skill) else self.skill(p, i, i == len(proposed) - 1 or not valid)
             for i, p in enumerate(proposed)
         ]
+        if algorithm.analyzer:
+            it.skills = [self.of_server(s) for s in it.skills]
         it.replays = [
-            self.replay(plan, 0.25 * (i + 1)) for i, plan in enumerate(algorithm.plan(it))
+            self.replay(plan, None if lost else 0.25 * (i + 1))
+            for i, plan in enumerate(algorithm.plan(it))
         ]
         return it
+
+    def module(self, algorithm: Algorithm[Any], it: Iteration) -> PolicyModule:
+        """The trainer's module with this iteration, and nobody to play with."""
+        m = PolicyModule(self.policy, algorithm, RunConfig(), None, self.reference)  # type: ignore[arg-type]
+        m.iteration = it
+        return m
+
+
+def gradient(m: PolicyModule, samples: Sequence[Sample], micro: int) -> Tensor:
+    """Of an update with these rows in so many micro-batches, all parameters in a row."""
+    m.policy.zero_grad()
+    for part in m.micro_batches(samples, 1, micro):
+        torch.autograd.backward(m.objective(part))
+    return torch.cat([p.grad.flatten() for p in m.policy.parameters() if p.grad is not None])

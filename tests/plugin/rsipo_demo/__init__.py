@@ -1,0 +1,1 @@
+"""An algorithm and an environment of another package, for rsipo-lightning."""
