@@ -16,7 +16,7 @@ from rsipo_lightning.imitation import Row, episode_rows, sample, skill_row
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
 from rsipo_lightning.sft.labels import Ask, Label
-from rsipo_lightning.types import Role, Sample, SkillRequest, Trajectory, WrittenSkill
+from rsipo_lightning.types import Role, Sample, Skill, SkillRequest, Trajectory
 
 STAGE1 = -1  # "update" of the sampling noise: RL's updates count from 0
 
@@ -100,7 +100,7 @@ def rows(
 
 def written(
     config: RunConfig, made: Actors, episodes: Sequence[Trajectory], temperature: float
-) -> list[WrittenSkill]:
+) -> list[Skill]:
     """What the policy writes about each episode whose analysis fits ``rollout.context``."""
     writer, live = ReplayGains(made.player, config), config.rollout.live
     return [

@@ -237,8 +237,8 @@ def test_hashes_of_strings_must_not_decide(tmp_path: Path, monkeypatch: pytest.M
     from importlib import import_module
 
     check_environment(import_module("numbers_sound").Numbers)
+    guesses = [f"<guess>{n}</guess>" for n in (99, 9, 98)]
     with pytest.raises(ContractError, match="in another process, with another PYTHONHASHSEED"):
-        guesses = [f"<guess>{n}</guess>" for n in (99, 9, 98)]
         check_environment(import_module("numbers_hashes").Numbers, responses=guesses)
 
 
