@@ -39,7 +39,10 @@ def test_a_bank_is_replayed_and_distilled_but_never_trained(tmp_path: Path) -> N
         (["algo.bank={bank}"], "no skills for task type 'single' (have: one)"),
         (["algo.bank=serch"], "no skill bank 'serch'"),
         (["algo.bank_types.single=nothing"], "no skills 'nothing' for task type 'single'"),
-        (["algo.bank=search", "rollout.context=256"], "with a skill of the bank; algo.bank_top=N shows fewer"),
+        (
+            ["algo.bank=search", "rollout.context=256"],
+            "with a skill of the bank; algo.bank_top=N shows fewer",
+        ),
     ],
 )
 def test_a_bank_that_does_not_fit_is_seen_before_work(
