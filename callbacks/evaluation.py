@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 
@@ -113,7 +114,8 @@ class Evaluation(pl.Callback):
     """The same test tasks before and after training, validation tasks in between.
 
     Results go to ``eval.json`` of the run folder at once, so that a resumed run does not repeat
-    them. Stands after RolloutCollector (which syncs the weights) and before MetricsLogger.
+    them; those of other tasks or of another temperature are dropped there. Stands after
+    RolloutCollector (which syncs the weights) and before MetricsLogger.
     ``on_groups(trainer, pl_module, groups)`` is where the transcripts go. ``phases`` are those of
     the algorithm: the first is the result, looks at a further one are called ``after_<phase>`` and
     logged as ``test_<phase>/*``.
@@ -147,7 +149,7 @@ class Evaluation(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.file.exists():
-            stored = json.loads(self.file.read_text(encoding="utf-8"))
+            stored = self._stored()
             for when, updates in (("before", 0), ("after", trainer.max_epochs)):
                 for name in (when + suffix for suffix in self.suffixes.values()):
                     if stored.get(name, {}).get("updates") == updates:
@@ -209,6 +211,18 @@ class Evaluation(pl.Callback):
         )
 
     def _store(self, name: str, result: EvalResult, updates: int) -> None:
-        stored = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-        stored[name] = {"updates": updates, **result.to_json()}
+        stored = self._stored() if self.file.exists() else {}
+        stored[name] = {"updates": updates, "asked": self._asked(), **result.to_json()}
         write_json(self.file, stored)
+
+    def _stored(self) -> dict[str, Any]:
+        """The looks of the file that can be compared with one of now."""
+        stored: dict[str, Any] = json.loads(self.file.read_text(encoding="utf-8"))
+        asked = self._asked()
+        return {name: look for name, look in stored.items() if look.get("asked") == asked}
+
+    def _asked(self) -> str:
+        """A hash of the test tasks and the temperature."""
+        tasks = choose(self.suite, "test", self.config.episodes)
+        asked = [self.config.temperature, *([task.id, task.payload] for task in tasks)]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]

@@ -19,11 +19,12 @@ class Interrupt(pl.Callback):
             trainer.fit(...)  # among its callbacks: interrupt, then checkpoints
         if interrupt.presses: ...  # stopped by hand, with a checkpoint
 
-    The second Ctrl-C leaves the context as KeyboardInterrupt.
+    The second Ctrl-C leaves the context as KeyboardInterrupt. ``kept``: what the first one says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: str = ", with a checkpoint") -> None:
         self.presses = 0
+        self._kept = kept
         self._before: Any = None
 
     def __enter__(self) -> Self:
@@ -41,8 +42,8 @@ class Interrupt(pl.Callback):
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
-        if isinstance(error, SystemExit) and self.presses > 1:
-            raise KeyboardInterrupt from error  # Lightning had made a SystemExit(1) of it
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__  # Lightning had made a SystemExit(1) of it
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._stop_if_pressed(trainer)  # during the first evaluation
@@ -61,7 +62,7 @@ class Interrupt(pl.Callback):
         if self.presses > 1:
             raise KeyboardInterrupt
         print(
-            "\nStopping after this update, with a checkpoint; press Ctrl-C again to stop at once.",
+            f"\nStopping after this update{self._kept}; press Ctrl-C again to stop at once.",
             file=sys.stderr,
             flush=True,
         )

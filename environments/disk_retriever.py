@@ -7,7 +7,8 @@ corpus line by line; searching it maps the files. Needs the extra ``disk``.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,13 +25,17 @@ from rsipo_lightning.environments.retriever import (
     nothing_found,
     read_passages,
 )
-from rsipo_lightning.errors import DataError, PluginError
+from rsipo_lightning.errors import DataError, EnvironmentFault, PluginError, RsipoError
+from rsipo_lightning.files import hash_file
 
 if TYPE_CHECKING:
     import tantivy
 
-META = "rsipo-index.json"  # in the folder of an index: {"format", "sha256", "passages"}
-_FORMAT = 1  # of the folder; tantivy checks its own
+# In the folder of an index: {"format", "sha256" of the corpus, "passages", "files": {name: [bytes,
+# SHA-256 or null]}}
+META = "rsipo-index.json"
+_FORMAT = 2  # of the folder; tantivy checks its own
+_HASHED = 1 << 30  # bytes up to which the files of an index are hashed
 _HEAP = 64_000_000  # bytes of postings in memory before they are written
 _SHOW = 1000  # passages between two moves of the progress bar
 
@@ -43,7 +48,11 @@ class DiskRetriever(LocalRetriever):
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open an index. Not one, or one of another version: DataError."""
+        """Open an index. Not one, one of another version, or a damaged one: DataError.
+
+        Of files that were changed or cut off. Above 1 GiB only their sizes are looked at: hashing
+        them would take seconds.
+        """
         check_installed()
         import tantivy
 
@@ -52,12 +61,14 @@ class DiskRetriever(LocalRetriever):
             if meta["format"] != _FORMAT:
                 raise ValueError(f"format {meta['format']}, this version reads {_FORMAT}")
             self.sha256 = str(meta["sha256"])
-            index = tantivy.Index.open(str(folder))
-            index.config_reader("manual")  # it never changes: watch no file
-            self._searcher = index.searcher()
+            _check_files(folder, meta["files"])
+            with _panics_as(DataError):
+                index = tantivy.Index.open(str(folder))
+                index.config_reader("manual")  # it never changes: watch no file
+                self._searcher = index.searcher()
             if self._searcher.num_docs != meta["passages"]:
                 raise ValueError(f"{self._searcher.num_docs} of {meta['passages']} passages")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = " ".join(str(error).split())
             raise DataError(f"{folder}: not an index that can be opened ({what})") from error
         self._schema = index.schema
@@ -80,8 +91,9 @@ class DiskRetriever(LocalRetriever):
         return self._searcher.num_docs
 
     def scored(self, queries: Sequence[str], k: int) -> list[list[tuple[Passage, float]]]:
-        """See the base class."""
-        return [self._top(query, k) for query in queries]
+        """See the base class. EnvironmentFault if the index turns out to be damaged."""
+        with _panics_as(EnvironmentFault):
+            return [self._top(query, k) for query in queries]
 
     def _top(self, query: str, k: int) -> list[tuple[Passage, float]]:
         import tantivy
@@ -114,6 +126,28 @@ def check_installed() -> None:
             "the on-disk index needs tantivy: pip install 'rsipo-lightning[disk]' "
             "(or env.retriever=bm25, in memory)"
         )
+
+
+@contextmanager
+def _panics_as(fault: type[RsipoError]) -> Iterator[None]:
+    """tantivy panics at damaged files, which is no Exception but a BaseException."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        what = " ".join(str(error).split())
+        raise fault(f"the index is damaged: {what}; build it again") from error
+
+
+def _check_files(folder: Path, files: Mapping[str, Any]) -> None:
+    """ValueError unless they are as they were written."""
+    for name, (size, sha256) in files.items():
+        have = (folder / name).stat().st_size
+        if have != size:
+            raise ValueError(f"{name} has {have} bytes instead of {size}")
+        if sha256 and hash_file(folder / name) != sha256:
+            raise ValueError(f"{name} was changed")
 
 
 def _query_analyzer() -> tantivy.TextAnalyzer:
@@ -161,7 +195,14 @@ def _build(path: Path, folder: Path, sha256: str) -> None:
             count += 1
         if not searchable:
             raise nothing_found(path, count)
-    meta = {"format": _FORMAT, "sha256": sha256, "passages": count}
+    files = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    small = sum(file.stat().st_size for file in files) <= _HASHED
+    meta = {
+        "format": _FORMAT,
+        "sha256": sha256,
+        "passages": count,
+        "files": {f.name: [f.stat().st_size, hash_file(f) if small else None] for f in files},
+    }
     (folder / META).write_text(json.dumps(meta))
 
 

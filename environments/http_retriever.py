@@ -112,6 +112,10 @@ class HTTPRetriever:
         if not isinstance(document, dict):
             raise DataError(f"{self.url}: the answer is not {_SHAPE}")
         score = item.get("score")
-        if isinstance(score, float) and not math.isfinite(score):  # then the order means nothing
-            raise DataError(f"{self.url}: a score is {score}")
+        if score is not None and (
+            isinstance(score, bool)
+            or not isinstance(score, int | float)
+            or (isinstance(score, float) and not math.isfinite(score))
+        ):  # then the order means nothing
+            raise DataError(f"{self.url}: a score is no finite number")
         return to_passage(document, self.url)

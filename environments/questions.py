@@ -200,9 +200,10 @@ def read_questions(path: str | Path, places: dict[str, str] | None = None) -> li
             )
         ident = str(row.get("id") or f"{path.stem}-{number}")
         if ident in places:
-            raise DataError(
-                f"{where}: id '{ident}' is also at {places[ident]}; an id may be there once"
-            )
+            hint = "an id may be there once"
+            if not row.get("id"):
+                hint = "it is made of the file's name and the line: add a field 'id', or rename one"
+            raise DataError(f"{where}: id '{ident}' is also at {places[ident]}; {hint}")
         places[ident] = where
         if not any(map(normalise, golds)):
             empty.append(number)

@@ -140,7 +140,7 @@ class SearchEpisode:
             self.close()
             return StepResult(
                 str(action),
-                wording.last,
+                wording.last.format(),
                 valid=valid,
                 stop=Stop.MAX_TURNS,
                 measures={LENIENT: 0.0},
@@ -174,4 +174,6 @@ class SearchEpisode:
                 # A word behind a space and one at the start of a line are two tokens to most
                 # tokenizers; a policy that must learn to copy gets one of them everywhere.
                 lines.append(f" {text}" if title in text else f" {title}: {text}")
-        return "\n".join(("<information>", *(lines or [self._wording.empty]), "</information>"))
+        return "\n".join(
+            ("<information>", *(lines or [self._wording.empty.format()]), "</information>")
+        )

@@ -74,7 +74,7 @@ def _read(file: Path) -> dict[str, str]:
         parts = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"env.template={file}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         text = " ".join(str(error).split())
         raise ConfigError(f"env.template={file}: not YAML ({text})") from error
     if not isinstance(parts, dict) or not parts:
@@ -91,6 +91,8 @@ def _check(part: str, text: object, where: str) -> None:
     where = f"{where}part '{part}' "
     if not isinstance(text, str):
         raise ConfigError(f"{where}must be text")
+    if any("\ud800" <= char <= "\udfff" for char in text):  # no tokenizer takes it
+        raise ConfigError(f"{where}holds half a character (a lone surrogate)")
     must = _MUST.get(part, ())
     may = (*must, *_MAY.get(part, ()))
     have = f"(have: {', '.join(f'{{{name}}}' for name in may) or 'none'})"

@@ -19,6 +19,7 @@ from typing import Any
 import lightning as L
 import torch
 import transformers
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
@@ -193,21 +194,27 @@ def fit(
     analyzer = Endpoint(server, "algo.endpoint") if server else None
     if analyzer:
         analyzer.probe()
+    first = updates_of(checkpoint) + 1 if checkpoint else 1
+    loggers = None
     if resume:
         folder = RunFolder.open(resume)
-        if checkpoint and updates_of(checkpoint) > config.trainer.updates:
+        if first > config.trainer.updates + 1:
             raise ConfigError(
-                f"trainer.updates={config.trainer.updates}: {resume} has made "
-                f"{updates_of(checkpoint)} already"
+                f"trainer.updates={config.trainer.updates}: {resume} has made {first - 1} already"
             )
+        loggers = make_loggers(config, folder, first)  # what cannot start changes nothing
         folder.resumed(config, command)
     else:
         folder = RunFolder.create(config, command, made.suite.describe())
-    console = Console()
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        console.print(f"run folder: {folder.path}", soft_wrap=True, highlight=False, markup=False)
     with folder.resumable():
-        result, module, trainer = _train(config, made, folder, checkpoint, console, analyzer)
+        console = Console()
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            line = f"run folder: {folder.path}"
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+        loggers = loggers or make_loggers(config, folder, first)
+        result, module, trainer = _train(
+            config, made, folder, checkpoint, loggers, console, analyzer
+        )
         if trainer.is_global_zero:
             made.save(folder.path / "policy")
             wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
@@ -228,6 +235,7 @@ def _train(
     made: Parts,
     folder: RunFolder,
     checkpoint: Path | None,
+    loggers: list[Logger],
     console: Console,
     analyzer: Endpoint | None,
 ) -> tuple[FitResult, PolicyModule, L.Trainer]:
@@ -242,7 +250,6 @@ def _train(
         max_error_frac=config.rollout.max_error_frac,
         phases=made.algorithm.phases,
     )
-    done = updates_of(checkpoint) if checkpoint else 0
     display = [Progress(t.updates, console)] if config.log.progress else []
     interrupt = Interrupt()
     best_skills = BestSkills(folder.path, config.log.best_skills)
@@ -265,7 +272,7 @@ def _train(
         max_epochs=t.updates,
         accumulate_grad_batches=t.micro_batches,
         gradient_clip_val=config.optim.clip or None,
-        logger=make_loggers(config, folder, done + 1),
+        logger=loggers,
         callbacks=callbacks,
         log_every_n_steps=1,
         num_sanity_val_steps=0,

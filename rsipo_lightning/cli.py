@@ -1,21 +1,26 @@
 """``rsipo-fit``, ``rsipo-sft`` and ``rsipo-eval``: flags in, exit code out.
 
 Exit codes: 0 done; 2 cannot start, one line says why and nothing was written; 75 stopped, and the
-line says what is kept or how to go on; 130 Ctrl-C. Any other exception keeps its traceback.
+line says what is kept or how to go on; 130 Ctrl-C; 143 SIGTERM before there was anything to go on
+from. Any other exception keeps its traceback.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
-from rsipo_lightning.errors import ConfigError, DataError, RsipoError
+from rsipo_lightning.errors import ConfigError, DataError, RsipoError, Terminated
 
-CANNOT_START, STOPPED, INTERRUPTED = 2, 75, 130
+CANNOT_START, STOPPED, INTERRUPTED, TERMINATED = 2, 75, 130, 143
 
 
 def fit_main(argv: Sequence[str] | None = None) -> int:
@@ -229,10 +234,32 @@ def _eval(argv: list[str]) -> int:
 def guard(program: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
     """Run ``work``; one of our errors becomes a line on stderr and an exit code."""
     try:
-        return work(argv)
+        with _sigterm_raises():
+            return work(argv)
     except (RsipoError, KeyboardInterrupt) as error:
         notes = getattr(error, "__notes__", [])  # of what was kept: work had started
-        interrupted = isinstance(error, KeyboardInterrupt)
+        terminated = isinstance(error, Terminated)
+        interrupted = isinstance(error, KeyboardInterrupt) and not terminated
         text = "stopped by Ctrl-C" if interrupted else f"error: {error}"
         print(f"{program}: {'; '.join([text, *notes])}", file=sys.stderr)
-        return INTERRUPTED if interrupted else STOPPED if notes else CANNOT_START
+        if interrupted:
+            return INTERRUPTED
+        return STOPPED if notes else TERMINATED if terminated else CANNOT_START
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Terminated where the process would die without a word; a handler of others is left alone."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Terminated("stopped by SIGTERM")
+
+    mine = threading.current_thread() is threading.main_thread()  # others may set none
+    if not mine or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -141,7 +141,7 @@ def compose_kind(
     if config:
         _apply(tree, _own(run, file), str(config), origins)
     for item in overrides:
-        _apply(tree, _parse(item), COMMAND_LINE, origins)
+        _apply(tree, _parse(item), COMMAND_LINE, origins, item.partition("=")[0])
     return Composed(_finish(run, tree, origins), origins)
 
 
@@ -265,7 +265,7 @@ def _read(path: Path) -> dict[str, Any]:
         loaded = OmegaConf.to_container(OmegaConf.load(path))
     except FileNotFoundError:
         raise ConfigError(f"no config file {path}") from None
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold keys and values, not a list")
@@ -278,22 +278,31 @@ def _parse(item: str) -> dict[str, Any]:
         raise ConfigError(f"'{item}' is not key=value")
     try:
         loaded = OmegaConf.to_container(OmegaConf.from_dotlist([item]))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        value = value if len(value) < 100 else f"{value[:100]}..."
         raise ConfigError(f"{key}: '{value}' is not a value: {_one_line(error)}") from error
     assert isinstance(loaded, dict)
     return {str(name): part for name, part in loaded.items()}
 
 
 def _apply(
-    tree: DictConfig, patch: Mapping[str, Any], source: str, origins: dict[str, str]
+    tree: DictConfig,
+    patch: Mapping[str, Any],
+    source: str,
+    origins: dict[str, str],
+    named: str = "",
 ) -> None:
-    """Write each leaf of ``patch`` into ``tree`` and its source into ``origins``."""
+    """Write each leaf of ``patch`` into ``tree`` and its source into ``origins``.
+
+    A leaf that is a dict is replaced, unless ``named``, the dotted key of all the patch, goes on
+    inside it.
+    """
     if "groups" in patch:
         raise ConfigError(f"groups are chosen by flags: {' '.join(f'--{name}' for name in GROUPS)}")
     for key, section, name, value in list(_leaves(tree, patch, "", source)):
         try:
-            OmegaConf.update(section, name, value, merge=False)
-        except OmegaConfBaseException as error:
+            OmegaConf.update(section, name, value, merge=named.startswith((f"{key}.", f"{key}[")))
+        except (RecursionError, OmegaConfBaseException) as error:
             raise ConfigError(f"{key}={value}: {_one_line(error)} ({source})") from error
         origins[key] = source
 

@@ -41,6 +41,10 @@ class DivergedError(RsipoError, FloatingPointError):
     """A loss or gradient that is no number; the weights are those of the last whole update."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. Ends the work at once, as a second Ctrl-C does, but is no wish of the user's."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'rsipo'? (have: grpo, rsipo)"``, to be put behind the error's statement."""
     names = sorted(known)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import textwrap
 import warnings
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from huggingface_hub import constants, get_session
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -105,10 +107,15 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """Tokenizer of ``model.path``. Missing, empty or without chat template: DataError."""
     source = model_source(path)
     offline = _check_source(path, source)
+    what = "config"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
+        AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+        what = "tokenizer"
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, local_files_only=offline, trust_remote_code=False
+        )
     except Exception as error:  # transformers, tokenizers and safetensors raise their own
-        raise DataError(_cannot(path, "tokenizer", error)) from error
+        raise DataError(_cannot(path, what, error)) from error
     if not tokenizer.encode("Who is it?", add_special_tokens=False):
         # transformers makes one of special tokens alone where the files of the vocabulary lack
         raise DataError(
@@ -132,6 +139,7 @@ def load_model(path: str, dtype: str = "float32") -> PreTrainedModel:
             source,
             dtype=getattr(torch, dtype),
             local_files_only=offline,
+            trust_remote_code=False,  # else a folder's own code is offered on the terminal
             ignore_mismatched_sizes=True,  # they are refused below, by name
             output_loading_info=True,
         )
@@ -194,7 +202,7 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         # tokenizers raises a bare Exception where it cannot write
         if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
             raise
-        raise CheckpointError(f"cannot write {folder}: {_first_line(error)}; make room") from error
+        raise CheckpointError(f"cannot write {folder}: {_one_line(error)}; make room") from error
 
 
 def _check_source(path: str, source: str) -> bool:
@@ -233,8 +241,10 @@ def _cannot(path: str, what: str, error: Exception) -> str:
             f"model.path: there is no folder '{path}', no such model in the cache of the hub, and "
             f"{constants.ENDPOINT} does not answer or HF_HUB_OFFLINE is set"
         )
-    return f"model.path: no {what} could be loaded from '{path}': {_first_line(error)}"
+    if "trust_remote_code" in str(error):  # it advises what we do not offer
+        return f"model.path: '{path}' needs Python code of its own, which is never run"
+    return f"model.path: no {what} could be loaded from '{path}': {_one_line(error)}"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _one_line(error: Exception) -> str:
+    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__

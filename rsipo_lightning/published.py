@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -116,9 +117,14 @@ class Published:
             raise ConfigError(f"--published needs --published-model NAME (have: {models})")
         names = [*(s.column for s in columns.sets), columns.average]
         methods = []
+        lines: dict[str, int] = {}
         for line, row in rows:
             if row["model"] != model:
                 continue
+            if (known_at := lines.setdefault(row["method"], line)) != line:
+                raise DataError(
+                    f"{file}:{line}: {model}, {row['method']} is also on line {known_at}"
+                )
             values = {name: _number(f"{file}:{line}", name, row[name]) for name in names}
             known = {name: value for name, value in values.items() if value is not None}
             methods.append(Method(row["method"], row["source"], known))
@@ -229,22 +235,30 @@ class Published:
 
 
 def _rows(file: Path, columns: Columns) -> list[tuple[int, dict[str, str]]]:
-    """(line number, row) of a CSV file."""
+    """(line number, row) of a CSV file, at least one."""
     try:
-        with file.open(encoding="utf-8", newline="") as handle:
+        with file.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.DictReader(handle)
             needed = ["model", "method", "source", *(s.column for s in columns.sets)]
             missing = {*needed, columns.average}.difference(reader.fieldnames or ())
             if missing:
                 raise DataError(f"{file}: no column {', '.join(sorted(missing))}")
-            return [(reader.line_num, row) for row in reader if row["model"]]
+            rows = [(reader.line_num, row) for row in reader if row["model"]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+    if not rows:
+        raise DataError(f"{file}: holds no rows")
+    return rows
 
 
 def _number(where: str, column: str, text: str | None) -> float | None:
     """A cell; None if it is empty."""
+    if not text or not text.strip():
+        return None
     try:
-        return float(text) if text and text.strip() else None
-    except ValueError as error:
-        raise DataError(f"{where}: {column}={text} is not a number") from error
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: {column}={text} is not a number")
+    return number

@@ -78,7 +78,7 @@ class RunFolder:
         try:
             _write(folder.path / CONFIG, to_yaml(config))
             write_json(folder.path / RECORD, origin(config, command, data))
-        except CheckpointError:
+        except BaseException:  # Ctrl-C too
             folder._discard()
             raise
         return folder
@@ -233,14 +233,18 @@ def _make(config: RunConfig | SftConfig) -> list[Path]:
         name = f"{datetime.now():%Y%m%d-%H%M%S}-s{config.seed}"
         wanted = [parent / (name + suffix) for suffix in ("", *(f"-{i}" for i in range(2, 1000)))]
     for path in wanted:
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        missing: list[Path] = []
         try:
+            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()  # fails if another process was faster
             return missing
         except FileExistsError:
             continue
         except OSError as error:
+            for folder in missing[1:]:
+                with suppress(OSError):
+                    folder.rmdir()
             raise ConfigError(f"cannot make {path}: {error.strerror}") from error
     raise ConfigError(_taken(wanted[0], config))
 

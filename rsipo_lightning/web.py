@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import io
+import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from rsipo_lightning.errors import ConfigError, RsipoError
@@ -81,31 +84,55 @@ class Client:
         end = time.monotonic() + self._timeout_s
         kind = http.client.HTTPSConnection if self._tls else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=self._timeout_s)
+        connection.response_class = partial(_Response, end)  # type: ignore[assignment]
         try:
-            connection.connect()
-            sock = connection.sock  # http.client forgets it when the server will close
             connection.request("POST", self._target, body, self._headers)
             with connection.getresponse() as response:
                 answer = bytearray()
-                while True:
-                    # The timeout of a socket is for each read: a server that drips needs this one.
-                    if (left := end - time.monotonic()) <= 0:
-                        raise TimeoutError
-                    sock.settimeout(left)
-                    part = response.read1(1 << 16)
+                while part := response.read1(1 << 16):
                     answer += part
                     if len(answer) > self._max_bytes:
                         raise self._fault(
                             f"{self.url}: the answer is larger than {self._max_bytes:,} bytes"
                         )
-                    if not part:
-                        break
                 declared = response.getheader("Content-Length") or ""
-                if declared.isdecimal() and len(answer) < int(declared):
-                    raise http.client.IncompleteRead(bytes(answer), int(declared) - len(answer))
+                if declared.isdecimal() and len(answer) < float(declared):  # int: 4,300 digits
+                    raise http.client.IncompleteRead(bytes(answer))
                 return Reply(response.status, response.headers, bytes(answer))
         finally:
             connection.close()
+
+
+class _Response(http.client.HTTPResponse):
+    """A response, headers and all, that has come by ``end``: a server may drip or say 100 for ever,
+    and the timeout of a socket is for each read.
+    """
+
+    def __init__(self, end: float, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self.fp = io.BufferedReader(_Until(sock, end))
+
+
+class _Until(io.RawIOBase):
+    """Reads of a socket that end together."""
+
+    def __init__(self, sock: socket.socket, end: float) -> None:
+        self._sock, self._end = sock, end
+        self._raw = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if (left := self._end - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def refusal(reply: Reply) -> str:

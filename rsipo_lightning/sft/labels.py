@@ -93,11 +93,13 @@ def read_known(path: str) -> Known:
 def _known(row: Mapping[str, Any], where: str) -> tuple[Key, tuple[str, str]]:
     if type(row.get("index")) is not int:
         raise DataError(f"{where}: field 'index' must be a whole number")
-    for name in ("task", "episode_summary", "episode_skill"):
-        if not isinstance(row.get(name), str):
+    episode = row.get("episode")
+    texts = {name: row.get(name) for name in ("task", "episode_summary", "episode_skill")}
+    for name, text in {**texts, "episode": "" if episode is None else episode}.items():
+        if not isinstance(text, str):
             raise DataError(f"{where}: field '{name}' must be text")
     text = write_analysis(row["episode_summary"], row["episode_skill"])
-    return (row["task"], row["index"]), (str(row.get("episode", "")), text)
+    return (row["task"], row["index"]), (episode or "", text)
 
 
 class Labeller:
@@ -121,21 +123,26 @@ class Labeller:
         file: Path,
         progress: Callable[[int], None] = lambda n: None,
     ) -> list[Label]:
-        """One label per episode, same order. EngineError if the endpoint fails for good."""
-        labels: dict[int, Label] = {}
+        """One label per episode, same order. EngineError if the endpoint fails for good.
+
+        ``file`` appears once all labels that need no asking are in it.
+        """
+        labels = {i: self._at_hand(trajectory) for i, trajectory in enumerate(trajectories)}
+        asked = [i for i, label in labels.items() if label.problem in (MISSING, OTHER)]
+        if self.endpoint:
+            for i in asked:
+                del labels[i]
+        if labels:
+            part = file.with_name(file.name + ".part")
+            append_jsonl(part, [_row(trajectories[i], label) for i, label in labels.items()])
+            part.rename(file)
+            progress(len(labels))
 
         def keep(index: int, label: Label) -> None:
             labels[index] = label
             append_jsonl(file, [_row(trajectories[index], label)])
             progress(1)
 
-        asked = []
-        for i, trajectory in enumerate(trajectories):
-            label = self._at_hand(trajectory)
-            if self.endpoint and label.problem in (MISSING, OTHER):
-                asked.append(i)
-            else:
-                keep(i, label)
         if self.endpoint:
             self._ask(self.endpoint, trajectories, asked, keep)
         return [labels[i] for i in range(len(trajectories))]

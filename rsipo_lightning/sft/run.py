@@ -69,9 +69,9 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
         _check_episodes(config, made, labeller)
     folder = RunFolder.create(config, command, made.suite.describe())
     console = Console()
-    _say(console, f"run folder: {folder.path}")
     shown = console if config.log.progress else None
     with _noted(config, folder):
+        _say(console, f"run folder: {folder.path}")
         made.policy.to(accelerator(config.training(1)))
         if lessons is not None:
             result = _learn_lessons(config, made, lessons, folder.path, shown)

@@ -108,7 +108,7 @@ def train(
     display = [Progress(t.updates, console)] if console else []
     writers: list[RowWriter] = [MetricsCsv(folder / "metrics.csv"), *display]
     size = max(1, len(batches.batch(0)) // t.micro_batches)
-    interrupt = Interrupt()
+    interrupt = Interrupt(kept="")
     trainer = L.Trainer(
         accelerator=accelerator(config),
         devices=1,

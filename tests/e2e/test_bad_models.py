@@ -103,6 +103,15 @@ CASES = {
         config(max_position_embeddings=128),
         "rollout.context=4096: the model of 'model' reads at most 128 tokens",
     ),
+    "code of its own": (
+        config(model_type="mine", auto_map={"AutoConfig": "x.C", "AutoModelForCausalLM": "x.M"}),
+        "model.path: 'model' needs Python code of its own, which is never run",
+    ),
+    "a value of another type": (
+        config(max_position_embeddings="many"),
+        "no config could be loaded from 'model': Validation error for field 'max_position_embedd"
+        "ings': TypeError: Field 'max_position_embeddings' expected int, got str",
+    ),
     "no decoder": (other(bert), "BertLMHeadModel changes its logits after the output embedd"),
     "encoder and decoder": (other(t5), "no model could be loaded from 'model': Unrecognized"),
 }

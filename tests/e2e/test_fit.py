@@ -12,14 +12,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rsipo_lightning import compose, fit
+from rsipo_lightning.callbacks.checkpoints import Checkpoints
 from rsipo_lightning.cli import eval_main, fit_main
 from rsipo_lightning.environments.retriever import BM25Retriever
 
@@ -275,14 +279,27 @@ def test_a_new_learning_rate_counts_after_a_resume(done: Path, tmp_path: Path) -
     assert float(metrics(folder)[-1]["optim/lr"]) == 0.001
 
 
+class Refuses(CSVLogger):
+    """A service without a key."""
+
+    def __init__(self, save_dir: str) -> None:
+        raise RuntimeError("no key")
+
+
 def test_a_resume_that_cannot_be_changes_nothing(
-    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    done: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(done, folder)
     before = (folder / "config.yaml").read_text(), (folder / "run.json").read_text()
     assert fit_main(["--resume", str(folder), "trainer.updates=1"]) == 2
     assert "has made 2 already" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "mine", cast(Any, SimpleNamespace(Refuses=Refuses)))
+    assert fit_main(["--resume", str(folder), "log.loggers=[mine.Refuses]"]) == 2
+    assert "log.loggers=mine.Refuses: cannot start: no key" in capsys.readouterr().err
     assert before == ((folder / "config.yaml").read_text(), (folder / "run.json").read_text())
 
 
@@ -408,6 +425,36 @@ def test_a_signal_leaves_a_run_that_can_be_resumed(
     assert kept in (f"update-{made:06d}.ckpt", f"update-{made - 1:06d}.ckpt")
     assert fit_main(["--resume", str(folder), f"trainer.updates={made + 1}"]) == 0
     assert [row["update"] for row in metrics(folder)] == [str(i + 1) for i in range(made + 1)]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "says", "where"),
+    [
+        (signal.SIGINT, 130, "stopped by Ctrl-C", (Console, "print")),
+        (signal.SIGTERM, 143, "error: stopped by SIGTERM", (Console, "print")),
+        (signal.SIGTERM, 143, "error: stopped by SIGTERM", (Checkpoints, "on_fit_start")),
+    ],
+)
+def test_a_signal_before_the_first_checkpoint_leaves_nothing(
+    sent: signal.Signals,
+    code: int,
+    says: str,
+    where: tuple[Any, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stopped(*args: object, **kwargs: object) -> None:
+        assert list(tmp_path.rglob("run.json"))
+        os.kill(os.getpid(), sent)
+
+    monkeypatch.setattr(*where, stopped)
+    argv = ["--algo", "grpo", "--env", "search", *SMALL, f"run.root={tmp_path / 'runs'}"]
+    assert fit_main(argv) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"rsipo-fit: {says}"
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_dead_retriever_stops_the_run_with_a_checkpoint(

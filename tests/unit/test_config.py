@@ -188,6 +188,18 @@ class TestOrder:
         assert members("algo") == ["bad", "broken", "method", "method_no_trust", "other"]
         assert members("trainer") == ["auto"]
 
+    def test_keys_inside_a_dict_add_up_and_a_whole_one_replaces(self, tmp_path: Path) -> None:
+        file = tmp_path / "mine.yaml"
+        file.write_text("env: {questions: {a: 1, b: 2}}")
+        for overrides, expected in (
+            (["env.questions.c=3", "env.questions.a=4"], {"a": 4, "b": 2, "c": 3}),
+            (["env.questions[c]=3"], {"a": 1, "b": 2, "c": 3}),
+            (["env.questions={c: 3}"], {"c": 3}),
+            (["env.questions={c: 3}", "env.questions.d=4"], {"c": 3, "d": 4}),
+            (["env.questions=x"], "x"),
+        ):
+            assert run(*overrides, config=file).env.questions == expected
+
 
 class TestSavedConfig:
     def test_what_is_printed_composes_to_the_same_run(self, tmp_path: Path) -> None:
@@ -277,6 +289,8 @@ class TestMistakes:
             ("=1", "'=1' is not key=value"),
             ("seed=[1", "seed: '[1' is not a value"),
             ("seed=a", "seed=a: Value 'a' of type 'str' could not be converted to Integer"),
+            ("seed=" + "9" * 5000, "seed: '999"),
+            ("env.questions" + ".a" * 100 + "=1", "maximum recursion depth"),
             ("seed=1.5", "could not be converted to Integer (command line)"),
             ("seed=", "(command line)"),
             ("seed=-1", "seed=-1: must lie between 0 and 4"),

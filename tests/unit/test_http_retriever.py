@@ -226,7 +226,8 @@ def test_the_server_refuses_bad_requests_and_lives_on(url, body, what):
 def test_the_server_refuses_other_paths_and_sizes(url):
     assert _post(url, {}, "/nope")[0] == 404
     assert _post(url, None, "/retrieve", "GET")[0] == 404
-    assert _post(url, None, headers=[("Content-Length", "99999999999")])[0] == 400
+    for length in ("99999999999", "9" * 5000):
+        assert _post(url, None, headers=[("Content-Length", length)])[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -375,6 +376,7 @@ def _raw(data):
     return lambda handler, request: send(handler, data)
 
 
+NO_SCORE = "a score is no finite number"
 PAGE = b"<html>\n<h1>\x1b[31mBad gateway</h1>" + b"x" * 9999
 WRONG = {
     "html": (lambda h, r: send(h, PAGE, kind="text/html"), r"not JSON .*text/html came: '<html>"),
@@ -387,11 +389,18 @@ WRONG = {
     "pairs": (_raw({"result": [[[{"id": "1", "contents": "x"}, 0.5]]]}), "is not {"),
     "no id": (_raw({"result": [[{"document": {"contents": "x"}}]]}), "'id' is missing"),
     "number": (_raw({"result": [[{"id": "1", "contents": 5}]]}), "'title' is missing"),
-    "nan": (_raw({"result": [[{"id": "1", "contents": "x", "score": float("nan")}]]}), "is nan"),
+    "nan": (_raw({"result": [[{"id": "1", "contents": "x", "score": float("nan")}]]}), NO_SCORE),
     "infinite": (
         _raw(b'{"result": [[{"document": {"id": "1", "contents": "x"}, "score": 1e999}]]}'),
-        "a score is inf",
+        NO_SCORE,
     ),
+    **{
+        f"score {score}": (
+            _raw({"result": [[{"document": {"id": "1", "contents": "x"}, "score": score}]]}),
+            NO_SCORE,
+        )
+        for score in ("abc", [1], True)
+    },
     "empty": (_raw(b""), "not JSON"),
     "no document": (_raw({"result": [[{"document": None, "score": 1}]]}), "is not {"),
     "half": (_raw({"result": [[{"id": "1", "contents": "\ud800"}]]}), "half a character"),
@@ -435,11 +444,27 @@ def _drips(handler, request):
         time.sleep(0.05)
 
 
+def _drips_headers(handler, request):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for i in range(40):
+        handler.wfile.write(b"X-%d: 1\r\n" % i)
+        time.sleep(0.05)
+
+
+def _says_100_for_ever(handler, request):
+    for _ in range(100):
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.05)
+
+
 BROKEN = {
     "500": (lambda h, r: send(h, b"oh\n", 500), r"HTTP 500 'oh\\n'"),
     "503 page": (lambda h, r: send(h, PAGE, 503, "text/html"), "HTTP 503 '<html>"),
     "slow": (lambda h, r: time.sleep(1), r"no whole answer within 0\.3 s"),
     "drips": (_drips, r"no whole answer within 0\.3 s"),
+    "drips headers": (_drips_headers, r"no whole answer within 0\.3 s"),
+    "100 for ever": (_says_100_for_ever, r"no whole answer within 0\.3 s"),
+    "length of many digits": (lambda h, r: send(h, b"{}", length="9" * 5000), "IncompleteRead"),
     "dead": (_dies, "RemoteDisconnected|BadStatusLine|IncompleteRead"),
     "truncated": (lambda h, r: send(h, b'{"result": [[]]}', length=99), "IncompleteRead"),
 }

@@ -146,6 +146,16 @@ def test_files_that_cannot_be_used(file: Path, tmp_path: Path) -> None:
     file.write_text(HEAD.replace("nq,", "").replace("method,", "name,"))
     with pytest.raises(DataError, match="no column method, nq"):
         Published.read(file, "Small", "search")
+    for bad in ("nan", "inf", "1e999"):
+        file.write_text(HEAD + ROWS.replace("24.6", bad))
+        with pytest.raises(DataError, match=rf"published\.csv:3: nq={bad} is not a number"):
+            Published.read(file, "Small", "search")
+    file.write_text(HEAD + ROWS + "Small,GRPO,1,,,,,,,,\n")
+    with pytest.raises(DataError, match=r"published\.csv:6: Small, GRPO is also on line 4"):
+        Published.read(file, "Small", "search")
+    file.write_text(HEAD)
+    with pytest.raises(DataError, match=r"published\.csv: holds no rows"):
+        Published.read(file, "Small", "search")
     file.write_text(HEAD + ROWS.replace("24.6", "24.6%"))
     with pytest.raises(DataError, match=r"published\.csv:3: nq=24.6% is not a number"):
         Published.read(file, "Small", "search")
@@ -170,3 +180,9 @@ def test_the_real_file() -> None:
         text = shown(published, result(SIZES), width)
         assert "…" not in text
         assert "left out: ADRS" in text
+
+
+def test_a_file_as_spreadsheets_write_it(file: Path) -> None:
+    """With a byte order mark."""
+    file.write_text(HEAD + ROWS, encoding="utf-8-sig")
+    assert len(Published.read(file, "Small", "search").methods) == 3

@@ -21,7 +21,7 @@ from rsipo_lightning.environments import disk_retriever, retriever
 from rsipo_lightning.environments.disk_retriever import META, DiskRetriever
 from rsipo_lightning.environments.retriever import BM25Retriever, Passage
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
-from rsipo_lightning.errors import DataError, PluginError
+from rsipo_lightning.errors import DataError, EnvironmentFault, PluginError
 
 ROOT = Path(__file__).parents[2]
 ROWS = [
@@ -228,7 +228,7 @@ def test_the_folder_of_an_index_is_all_that_is_needed(corpus, cache, tmp_path):
     assert not list(cache.iterdir())
 
 
-@pytest.mark.parametrize("what", ["empty", "format", "count", "files"])
+@pytest.mark.parametrize("what", ["empty", "format", "count", "files", "size", "list", "nested"])
 def test_a_folder_that_is_no_index(corpus, cache, what):
     DiskRetriever.from_file(corpus)
     (folder,) = cache.iterdir()
@@ -238,14 +238,54 @@ def test_a_folder_that_is_no_index(corpus, cache, what):
         folder.mkdir()
     elif what == "files":
         next(folder.glob("*.idx")).unlink()
+    elif what == "size":
+        next(folder.glob("*.pos")).open("a").write("x")
+    elif what == "nested":
+        (folder / META).write_text("[" * 100_000)
     else:
-        changed = {"format": {"format": 99}, "count": {"passages": 5}}[what]
+        changed = {"format": {"format": 99}, "count": {"passages": 5}, "list": {"files": []}}[what]
         (folder / META).write_text(json.dumps(meta | changed))
     with pytest.raises(DataError, match=f"^{folder}: not an index that can be opened") as caught:
         DiskRetriever.from_file(folder)
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="Is a directory"):
         BM25Retriever.from_file(folder)
+
+
+def _change(file, place=None):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 if place is None else place] ^= 255
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("part", ["fast", "fieldnorm", "idx", "store", "term", "pos"])
+def test_one_changed_byte_is_found(corpus, cache, part):
+    """tantivy itself panics, or answers something else."""
+    DiskRetriever.from_file(corpus)
+    (folder,) = cache.iterdir()
+    (file,) = folder.glob(f"*.{part}")
+    _change(file)
+    with pytest.raises(DataError, match=rf"not an index that can be opened \({file.name} was"):
+        DiskRetriever.from_file(folder)
+    assert _titles(DiskRetriever.from_file(corpus).search(["otter"], 1)) == [["Otter"]]  # rebuilt
+    assert DiskRetriever.from_file(folder)
+
+
+def test_a_panic_of_tantivy_is_an_error_of_ours(corpus, cache, monkeypatch):
+    """Of an index that is too large to be hashed, when it is opened and when it is searched."""
+    monkeypatch.setattr(disk_retriever, "_HASHED", 1)
+    DiskRetriever.from_file(corpus)
+    (folder,) = cache.iterdir()
+    files = json.loads((folder / META).read_text())["files"]
+    assert [sha256 for _, sha256 in files.values()] == [None] * len(files)
+    (file,) = folder.glob("*.fast")
+    _change(file, 8)
+    with pytest.raises(EnvironmentFault, match=r"the index is damaged: .*; build it again"):
+        DiskRetriever.from_file(folder).search(["otter"], 1)
+    _change(file, 40)
+    with pytest.raises(DataError, match=r"not an index that can be opened \(the index is damaged"):
+        DiskRetriever.from_file(folder)
+    assert _titles(DiskRetriever.from_file(corpus).search(["otter"], 1)) == [["Otter"]]  # rebuilt
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(corpus, cache):

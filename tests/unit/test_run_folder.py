@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rsipo_lightning import run_folder
 from rsipo_lightning.composing import plain
 from rsipo_lightning.config import RunConfig, RunSection
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError, EngineError
@@ -59,6 +60,24 @@ class TestCreate:
         assert record["versions"]["torch"].startswith("2.")
         assert record["git"] == git_state()
         assert record["folder"] == os.getcwd()
+
+    def test_ctrl_c_in_between_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def pressed(*args: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(run_folder, "origin", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder.create(config(tmp_path / "runs"), COMMAND)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("fixed", [True, False])
+    def test_a_name_that_is_too_long(self, tmp_path: Path, fixed: bool) -> None:
+        path = tmp_path / "new" / ("x" * 300)
+        with pytest.raises(ConfigError, match=r"cannot make .*: File name too long"):
+            RunFolder.create(config(path, path if fixed else None), COMMAND)
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_fixed_folder_must_not_exist(self, tmp_path: Path) -> None:
         fixed = tmp_path / "a" / "mine"

@@ -146,3 +146,13 @@ def test_from_the_command_line(write, tmp_path, capsys, monkeypatch):
     said = f"rollout.tasks=16: there are only 3 training tasks in {b}, of which 8 are drawn"
     assert said in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_without_an_id_in_files_of_the_same_name(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.jsonl").write_text('{"question": "Who?", "answers": ["Al"]}')
+    with pytest.raises(DataError) as caught:
+        FileQuestions([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "b/test.jsonl:1: id 'test-1' is also at " in str(caught.value)
+    assert "made of the file's name and the line: add a field 'id', or rename" in str(caught.value)

@@ -24,7 +24,8 @@ def test_parts_of_a_file_replace_those_of_the_style_and_no_others(tmp_path):
         "opening: 'Your question: {question} In {max_steps} turns, please.'\n"
         "next: '{observation} ({taken}/{max_steps})'\n"
         "invalid: 'Why {why}? {{sic}}'\n"
-        "last: over\n",
+        "last: over {{sic}}\n"
+        "empty: nothing {{sic}}\n",
     )
     suite = SearchSuite(SearchConfig(prompt="full", template=file, max_steps=2), 0)
     episode = suite.make()
@@ -32,9 +33,11 @@ def test_parts_of_a_file_replace_those_of_the_style_and_no_others(tmp_path):
     assert episode.reset(TASK) == "Your question: Who {leads} Oz? In 2 turns, please."
     assert episode.step("Ada").observation == "Why no complete action? {sic} (1/2)"
     last = episode.step("<search>Oz</search>")
-    assert (last.observation, last.valid) == ("over", True)
+    assert (last.observation, last.valid) == ("over {sic}", True)
     episode.reset(TASK)
     assert "\nDoc 1(Title: " in episode.step("<search>Amber Fountain</search>").observation
+    episode.reset(TASK)
+    assert "\nnothing {sic}\n" in episode.step("<search>xylophone</search>").observation
     assert wording("full", file).window == wording("full").window
     described = suite.describe()["template"]
     assert (described["path"], len(described["sha256"])) == (file, 64)
@@ -79,6 +82,8 @@ def test_search_r1_shows_the_block_alone_and_a_corrective_sentence():
         ("- opening", "must hold parts"),
         ("", "must hold parts"),
         ("opening: [", "not YAML"),
+        ("[" * 5000, "not YAML"),
+        ('last: "\\ud800"', "part 'last' holds half a character"),
     ],
 )
 def test_mistakes_name_the_file_and_the_part(tmp_path, text, says):

@@ -296,7 +296,7 @@ def test_labels_of_a_file(made: Actors, played: list[Trajectory], tmp_path: Path
 
     file = tmp_path / "mine.jsonl"
     text = [
-        row(0),  # by hand, without a hash
+        row(0, episode=None),  # by hand, without a hash
         row(1, episode=fingerprint(played[1])),
         row(2, episode="of another run"),
         row(3, problem="was not to be used"),
@@ -321,6 +321,7 @@ def test_labels_of_a_file(made: Actors, played: list[Trajectory], tmp_path: Path
         ('\n{"task": "t", "index": "0"}\n', ":2: field 'index' must be a whole number"),
         ('{"task": "t", "index": true}\n', "field 'index'"),
         ('{"task": "t", "index": 0, "episode_summary": "x"}\n', "'episode_skill' must be text"),
+        (json.dumps({"task": "t", "index": 0, **GOOD, "episode": 5}), "'episode' must be text"),
     ],
 )
 def test_rows_that_are_no_labels(text: str, says: str, tmp_path: Path) -> None:
@@ -366,6 +367,42 @@ def test_labels_of_an_endpoint_survive_its_death(
     assert [label.skill for label in again] == [GOOD["episode_skill"]] * 12
     assert len(server.requests) == 7
     assert len(lines(tmp_path / "again.jsonl")) == 12
+
+
+def test_the_file_appears_with_all_that_is_known(
+    chat_server: object, made: Actors, played: list[Trajectory], tmp_path: Path, monkeypatch
+) -> None:
+    """A run that stops while they are copied points to the old file, which has them all."""
+    known = {(t.task.id, t.index): [("", json.dumps(GOOD))] for t in played[:5]}
+    endpoint = Endpoint(EndpointConfig(chat_server.url, "m"), "sft.endpoint")
+    labeller = Labeller(made.suite, ASK, 0, known, endpoint)
+    seen = []
+    file = tmp_path / "labels.jsonl"
+    chat_server.answer = lambda handler, request: (
+        seen.append(len(lines(file))),
+        chat_server.say(handler, json.dumps(GOOD)),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(SearchSuite, "check_skill", Stops(3))
+        with pytest.raises(KeyboardInterrupt):
+            labeller.label(played, file)
+    assert not file.exists()
+    labeller.label(played, file)
+    assert min(seen) == 5
+    assert len(lines(file)) == 12
+
+
+class Stops:
+    """Ctrl-C at the n-th call."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self, *args: object) -> str:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return ""
 
 
 def test_unusable_answers_are_kept_as_they_are(

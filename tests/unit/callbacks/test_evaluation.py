@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -110,6 +111,27 @@ def test_a_resumed_run_does_not_repeat_the_look_before(
     assert len(module.played) == 1
     assert second.before == first.before
     assert second.after is not None
+
+
+@pytest.mark.parametrize("change", ["tasks", "number", "temperature"])
+def test_what_was_asked_before_is_dropped_if_other_things_are_asked_now(
+    make: SimpleNamespace, tmp_path: Path, change: str
+) -> None:
+    """The table would call them the same tasks."""
+    suite = make.Suite()
+    callbacks = [Evaluation(suite, tmp_path, CONFIG), Checkpoints(tmp_path, 1, 2)]
+    make.fit(make.Toy(), tmp_path, [make.Collector(), *callbacks], 1)
+    config = CONFIG
+    if change == "tasks":  # of the same ids
+        tasks, suite = suite.tasks, make.Suite()
+        suite.tasks = lambda split: [replace(t, payload={"other": 1}) for t in tasks(split)]
+    else:
+        config = replace(CONFIG, **{"number": {"episodes": 8}}.get(change, {"temperature": 0.8}))
+    evaluation = Evaluation(suite, tmp_path, config)
+    make.fit(make.Toy(), tmp_path, [make.Collector(), evaluation], 2, ckpt_path=latest(tmp_path))
+    assert evaluation.before is None
+    assert evaluation.after is not None
+    assert list(json.loads((tmp_path / "eval.json").read_text())) == ["after"]
 
 
 def test_finish_looks_once_where_nothing_is_left_to_train(

@@ -37,6 +37,13 @@ def test_the_first_finishes_the_update_and_leaves_a_checkpoint(
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_what_is_kept_is_said_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Stage 1 writes no checkpoint."""
+    with Interrupt(kept=""):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert "Stopping after this update; press" in capsys.readouterr().err
+
+
 def test_the_second_stops_at_once_and_the_update_can_be_repeated(
     make: SimpleNamespace, tmp_path: Path
 ) -> None:
