@@ -57,7 +57,7 @@ def check_algorithm(algorithm: str | type[Algorithm[Any]], **config: Any) -> Non
 
 @lru_cache(1)
 def toy_world() -> ToyWorld:
-    """The world of the checks: a random policy of 60,000 weights and another one as reference."""
+    """The world of the checks: a random policy of 0.1 M weights and another one as reference."""
     tokenizer = byte_tokenizer(CORPUS)
     policy, reference = (random_policy(len(tokenizer), seed) for seed in (1, 2))
     return ToyWorld(policy, tokenizer, reference)
