@@ -33,5 +33,7 @@ class SkillGRPO(GRPO[SkillGRPOConfig]):
 
     def context(self, task: Task, phase: str) -> str:
         """The skills of the task's type, but for the plain evaluation."""
+        if phase == PLAIN:
+            return ""
         assert self.bank is not None
-        return "" if phase == PLAIN else self.bank.text(task.type)
+        return self.bank.text(task.type)
