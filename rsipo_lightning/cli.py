@@ -1,8 +1,8 @@
 """``rsipo-fit``, ``rsipo-sft`` and ``rsipo-eval``: flags in, exit code out.
 
 Exit codes: 0 done; 2 cannot start, one line says why and nothing was written; 75 stopped, and the
-line says what is kept or how to go on; 130 Ctrl-C; 143 SIGTERM before there was anything to go on
-from. Any other exception keeps its traceback.
+line says what is kept or how to go on; 130 Ctrl-C; 143 SIGTERM before there was anything to keep.
+Any other exception keeps its traceback.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
@@ -64,3 +65,11 @@ def chat_server() -> Iterator[ChatServer]:
     server = ChatServer()
     yield server
     server.close()
+
+
+@pytest.fixture(autouse=True)
+def _sigterm() -> Iterator[None]:
+    """Lightning leaves its handler behind where a callback's ``on_exception`` raises."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)

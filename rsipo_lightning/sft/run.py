@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import random
 import shlex
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from rich.table import Table
 
@@ -228,7 +224,7 @@ def _noted(config: SftConfig, folder: RunFolder) -> Iterator[None]:
     The command line tells by this note that work had started (exit code 75, not 2).
     """
     try:
-        with _sigterm_is_an_error(), on_disk(folder.path):
+        with on_disk(folder.path):
             yield
     except (RsipoError, KeyboardInterrupt) as error:
         again = f"rsipo-sft --config {shlex.quote(str(folder.config_file))}"
@@ -237,25 +233,6 @@ def _noted(config: SftConfig, folder: RunFolder) -> Iterator[None]:
             again += f" sft.labels_file={shlex.quote(str(labels))}"
         error.add_note(f"start again with: {again}")
         raise
-
-
-@contextmanager
-def _sigterm_is_an_error() -> Iterator[None]:
-    """SIGTERM raises RsipoError, whatever is going on."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise SIGTERMException  # a SystemExit: nobody takes it for a broken episode
-
-    before = None
-    if threading.current_thread() is threading.main_thread():  # others set no handlers
-        before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except SIGTERMException as error:
-        raise RsipoError("stopped by SIGTERM") from error
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _say(console: Console, text: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
 from rsipo_lightning import keys
@@ -17,6 +18,7 @@ from rsipo_lightning.callbacks.interrupt import Interrupt
 from rsipo_lightning.callbacks.logging import RowWriter
 from rsipo_lightning.callbacks.progress import Progress
 from rsipo_lightning.config import RunConfig
+from rsipo_lightning.errors import RsipoError
 from rsipo_lightning.imitation import Batches, Imitate
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.metrics_csv import MetricsCsv
@@ -128,8 +130,11 @@ def train(
         enable_model_summary=False,
         default_root_dir=str(folder),
     )
-    with interrupt, writer_errors_once():
-        trainer.fit(module)
+    try:
+        with interrupt, writer_errors_once():
+            trainer.fit(module)
+    except SIGTERMException as error:  # a SystemExit of code 0, as if all had been done
+        raise RsipoError("stopped by SIGTERM") from error
     if interrupt.presses:
         raise KeyboardInterrupt
     made.policy.to(accelerator(config))  # Lightning has put it back on the CPU
