@@ -189,7 +189,7 @@ def test_a_failed_arm_does_not_stop_the_others(
     """Real processes; the control is added, and the same command runs what is missing."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     out = tmp_path / "out"
-    bad = ["--arm", "bad: grpo optim.lr=1e30"]
+    bad = ["--arm", "bad: grpo optim.lr=1e8"]
     argv = [*call(out), *bad, "--seeds", "1", "--jobs", "2"]
     assert main(argv) == 75
     said, err = capsys.readouterr()
