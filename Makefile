@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 ARGS ?=
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 
-.PHONY: fit test check install lint types test-fast tiny-policy smollm2 board dist clean
+.PHONY: fit test check install lint types test-fast tiny-policy tiny-hard-policy smollm2 board dist clean
 
 fit: install
 	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
@@ -47,6 +47,11 @@ test-fast: install
 tiny-policy: install
 	run=$$(mktemp -d)/run && $(BIN)/rsipo-sft --env search --sft tiny run.dir=$$run $(ARGS) \
 	  && cp $$run/policy/* rsipo_lightning/models/tiny/
+
+# It goes on from the shipped tiny policy.
+tiny-hard-policy: install
+	run=$$(mktemp -d)/run && $(BIN)/rsipo-sft --env search_hard --sft tiny_hard run.dir=$$run $(ARGS) \
+	  && mkdir -p rsipo_lightning/models/tiny_hard && cp $$run/policy/* rsipo_lightning/models/tiny_hard/
 
 smollm2: install
 	$(BIN)/python -m rsipo_lightning.smollm2 $(ARGS)

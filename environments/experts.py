@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from rsipo_lightning.environments import world
 from rsipo_lightning.environments.wording import wording
-from rsipo_lightning.environments.world import TYPES, entities, years
+from rsipo_lightning.environments.world import ALL_TYPES, entities, years
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.types import Task, Trajectory
 
@@ -192,6 +192,11 @@ class ScriptedSkill:
 _FIRST = ("Search the name in the question.", "Look up the name that the question gives.")
 _NEXT = ("Search the name that its page gives.", "Look up the name found on that page.")
 _LAST = ("Answer with what the last page says.", "Answer with the fact on the last page.")
+_BOTH = (
+    "Search the first name in the question.",
+    "Search the second name.",
+    "Look up the other name of the question.",
+)
 _WORKFLOW: dict[str, list[tuple[str, ...]]] = {
     "single": [(first, last) for first in _FIRST for last in _LAST],
     "bridge2": [(first, next_, last) for first in _FIRST for next_ in _NEXT for last in _LAST],
@@ -202,13 +207,29 @@ _WORKFLOW: dict[str, list[tuple[str, ...]]] = {
         for word in ("new", "second")
         for last in _LAST
     ],
+    "bridge4": [
+        (first, next_, f"Do this once more for the second page and {again}.", last)
+        for first in _FIRST
+        for next_ in _NEXT
+        for again in ("once more for the next one", "again for the new page")
+        for last in _LAST
+    ],
     "compare": [
-        ("Search the first name in the question.", second, last)
-        for second in ("Search the second name.", "Look up the other name of the question.")
+        (_BOTH[0], second, last)
+        for second in _BOTH[1:]
         for last in (
             "Answer with the name that has the earlier year.",
             "Compare the years and answer with the earlier name.",
         )
+    ],
+    "compare_bridge": [
+        (_BOTH[0], second, next_, last)
+        for second in _BOTH[1:]
+        for next_ in (
+            "Search the next name on the page that has the earlier year.",
+            "Compare the years and look up the name that the earlier page gives.",
+        )
+        for last in _LAST
     ],
 }
 _RECOVERY = (
@@ -241,8 +262,8 @@ _MISLEADING = {
 
 def skills(type_: str, kind: str) -> list[ScriptedSkill]:
     """All scripted skills of a task type; ``kind`` is one of KINDS."""
-    if type_ not in TYPES or kind not in KINDS:
-        raise KeyError(f"no skills of ({type_}, {kind}): types {TYPES}, kinds {KINDS}")
+    if type_ not in ALL_TYPES or kind not in KINDS:
+        raise KeyError(f"no skills of ({type_}, {kind}): types {ALL_TYPES}, kinds {KINDS}")
     if kind == "procedural":
         steps = _WORKFLOW[type_]
         texts = [" ".join(f"{i}. {step}" for i, step in enumerate(row, 1)) for row in steps]
@@ -261,5 +282,5 @@ def vocabulary() -> list[str]:
     """Words and punctuation of the world, compact prompts, experts and skills, sorted."""
     say = wording("compact")
     fixed = [say.opening.format(question=""), say.invalid, say.last, say.empty, *_THOUGHTS]
-    fixed += [skill.text for type_ in TYPES for kind in KINDS for skill in skills(type_, kind)]
+    fixed += [skill.text for type_ in ALL_TYPES for kind in KINDS for skill in skills(type_, kind)]
     return sorted({*world.vocabulary(), *(piece for text in fixed for piece in world.pieces(text))})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rsipo_lightning.checks import above
 from rsipo_lightning.environments.answers import normalise
 from rsipo_lightning.environments.retriever import Passage
-from rsipo_lightning.environments.world import SPLITS, TYPES, World
+from rsipo_lightning.environments.world import SPLITS, World
 from rsipo_lightning.errors import ConfigError, DataError
 from rsipo_lightning.files import hash_file, read_jsonl
 from rsipo_lightning.protocols import Share
@@ -23,11 +23,11 @@ ENV = "search"  # the environment of all these tasks
 class WorldQuestions:
     """The built-in world: made in memory, questions when a split is first asked for."""
 
-    types = TYPES
     splits = SPLITS
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, types: Sequence[str]) -> None:
         self._world = World(seed)
+        self.types = tuple(types)
         self._tasks: dict[str, list[Task]] = {}
 
     @property
@@ -50,7 +50,7 @@ class WorldQuestions:
                         "path": list(question.path),
                     },
                 )
-                for question in self._world.questions(split)
+                for question in self._world.questions(split, self.types)
             ]
         return self._tasks[split]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rsipo_lightning.checks import at_least, one_of
@@ -28,6 +28,7 @@ from rsipo_lightning.environments.retriever import (
 from rsipo_lightning.environments.retrievers import RetrieverConfig, check_retriever, make_retriever
 from rsipo_lightning.environments.search_episode import Action, SearchEpisode
 from rsipo_lightning.environments.wording import STYLES, template_file, wording
+from rsipo_lightning.environments.world import ALL_TYPES, TYPES
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
 from rsipo_lightning.files import hash_file
 from rsipo_lightning.protocols import (
@@ -58,6 +59,7 @@ class SearchConfig(RetrieverConfig):
     topk: int = 3  # passages a search shows
     passage_tokens: int = 128  # cuts each passage; counted as 3/4 of a word, see cut()
     world: int = 0  # seed of the facts of the built-in world
+    types: list[str] = field(default_factory=lambda: list(TYPES))  # of its questions; ALL_TYPES
     max_steps: int = 4  # actions in all, the answer included
     invalid_penalty: float = 0.01
 
@@ -76,7 +78,7 @@ class SearchSuite(TaskSuite):
         self._source: WorldQuestions | FileQuestions
         self._retriever: Retriever | None
         if config.questions is None:
-            self._source = WorldQuestions(config.world)
+            self._source = WorldQuestions(config.world, config.types)
             self._retriever = BM25Retriever.from_passages(self._source.passages)
         else:
             self._source = FileQuestions(config.questions, config.eval_questions)
@@ -219,6 +221,12 @@ def _check(config: SearchConfig) -> None:
     one_of("env.context", config.context, ("append", "window"))
     for key in ("topk", "max_steps", "passage_tokens", "history"):
         at_least(f"env.{key}", getattr(config, key), 1)
+    for name in config.types:
+        one_of("env.types", name, ALL_TYPES)
+    if not config.types or len(set(config.types)) < len(config.types):
+        raise ConfigError(f"env.types={config.types}: at least one type, each once")
+    if config.questions is not None and config.types != list(TYPES):
+        raise ConfigError("env.types are of the built-in world: leave them out with env.questions")
     check_retriever(config, real=config.questions is not None)
     if config.questions is None and (config.corpus or config.eval_questions is not None):
         given = "corpus" if config.corpus else "eval_questions"

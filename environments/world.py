@@ -9,13 +9,14 @@ test questions has therefore learned to search and to read, not to remember.
     world = World(seed=0)
     world.passages                    # one passage for each entity of all splits: one corpus
     world.questions("test")           # Question(id, type, text, answers, hops, path)
+    world.questions("test", ["bridge4", "compare_bridge"])    # of these types, in turn
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -24,7 +25,8 @@ from rsipo_lightning.environments.retriever import Passage
 from rsipo_lightning.errors import DataError
 
 SPLITS = ("train", "val", "test")
-TYPES = ("single", "bridge2", "bridge3", "compare")
+TYPES = ("single", "bridge2", "bridge3", "compare")  # asked unless others are chosen
+ALL_TYPES = (*TYPES, "bridge4", "compare_bridge")
 
 _WORDS = {  # kind: (first words, second words); lists have lengths divisible by 3
     "person": (
@@ -62,6 +64,7 @@ _COUNTS = {  # entities of a split; train has all of its class, so that it holds
 _PER_TYPE = {"train": 800, "val": 400, "test": 400}  # questions of each type
 YEARS = tuple(str(1920 + 8 * i) for i in range(12))  # few, so that their order can be learned
 BIRTH_YEARS, FILM_YEARS = YEARS[:6], YEARS[6:]  # nobody makes a film before being born
+FEW_YEARS = YEARS[::2]  # three of each kind
 
 _SENTENCES = {
     "film": (
@@ -95,6 +98,7 @@ class _Form:
     kind: str
     path: tuple[str, ...]
     texts: tuple[str, ...]
+    years: tuple[str, ...] = YEARS  # that are compared
 
 
 _FORMS = (
@@ -189,7 +193,39 @@ _FORMS = (
             "Who is the leader of the country in which {0} was born?",
         ),
     ),
+    _Form(
+        "bridge4",
+        "film",
+        ("director", "city", "country", "leader"),
+        (
+            "Who leads the country in which the director of {0} was born?",
+            "Who is the leader of the country in which the director of {0} was born?",
+        ),
+    ),
+    _Form(
+        "bridge4",
+        "film",
+        ("star", "city", "country", "leader"),
+        (
+            "Who leads the country in which the star of {0} was born?",
+            "Who is the leader of the country in which the star of {0} was born?",
+        ),
+    ),
+    _Form(
+        "bridge4",
+        "person",
+        ("city", "country", "leader", "city"),
+        ("What is the birth city of the leader of the country in which {0} was born?",),
+    ),
+    _Form(
+        "bridge4",
+        "city",
+        ("country", "leader", "city", "country"),
+        ("In which country was the leader of the country of the city {0} born?",),
+    ),
 )
+# In a "compare_bridge" the first relation is compared and the others lead on from the earlier one:
+# no name in the question is the answer.
 _COMPARE = (
     _Form(
         "compare",
@@ -206,6 +242,26 @@ _COMPARE = (
         ("born",),
         ("Who was born first, {0} or {1}?", "Which of {0} and {1} was born first?"),
     ),
+    _Form(
+        "compare_bridge",
+        "film",
+        ("released", "director", "city"),
+        (
+            "Which film came out first, {0} or {1}, and in which city was its director born?",
+            "In which city was the director of the film born that came out first, {0} or {1}?",
+        ),
+        FEW_YEARS,
+    ),
+    _Form(
+        "compare_bridge",
+        "person",
+        ("born", "city", "country"),
+        (
+            "Who was born first, {0} or {1}, and in which country?",
+            "In which country was the one born that was born first, {0} or {1}?",
+        ),
+        FEW_YEARS,
+    ),
 )
 
 
@@ -214,11 +270,13 @@ class Question:
     """A question and the way to its answer."""
 
     id: str
-    type: str  # one of TYPES
+    type: str  # one of ALL_TYPES
     text: str
     answers: tuple[str, ...]
     hops: tuple[str, ...]  # entities to search, in order: (first,), (first, second), ...
-    path: tuple[str, ...]  # relation read on the page of each hop; one for both pages of a compare
+    # relation read on the page of each hop; of both pages of a compare the one that is compared,
+    # and in a compare_bridge first that one, then where the earlier page leads
+    path: tuple[str, ...]
 
 
 class World:
@@ -269,14 +327,14 @@ class World:
             for i, (name, fact) in enumerate(self.facts.items())
         ]
 
-    def questions(self, split: str) -> list[Question]:
-        """All questions of a split, types in turn. Unknown split: DataError."""
+    def questions(self, split: str, types: Sequence[str] = TYPES) -> list[Question]:
+        """All questions of a split, types (of ALL_TYPES) in turn. Unknown split: DataError."""
         if split not in SPLITS:
             raise DataError(f"no split '{split}' (have: {', '.join(SPLITS)})")
         columns = []
-        for type_ in TYPES:
+        for type_ in types:
             rng = self._rng(split, type_)
-            make = self._comparisons if type_ == "compare" else self._chains
+            make = self._comparisons if type_.startswith("compare") else self._chains
             columns.append(make(split, type_, rng)[: _PER_TYPE[split]])
         return [question for row in zip(*columns, strict=True) for question in row]
 
@@ -290,11 +348,8 @@ class World:
         rng.shuffle(pairs)
         questions: list[Question] = []
         for form, start in pairs:
-            hops = [start]
-            for relation in form.path:
-                hops.append(self.facts[hops[-1]][relation])
-            answer = hops.pop()
-            if answer == start:  # a leader's own country
+            *hops, answer = way = self._follow(start, form.path)
+            if len(set(way)) < len(way):  # a leader's own country
                 continue
             text = rng.choice(form.texts).format(start)
             ident = self._id(split, type_, len(questions))
@@ -304,18 +359,37 @@ class World:
     def _comparisons(self, split: str, type_: str, rng: random.Random) -> list[Question]:
         seen: set[frozenset[str]] = set()
         questions: list[Question] = []
+        forms = [form for form in _COMPARE if form.type == type_]
+        members = {
+            form: [
+                name
+                for name in self.names[split][form.kind]
+                if self.facts[name][form.path[0]] in form.years
+            ]
+            for form in forms
+        }
         while len(questions) < _PER_TYPE[split]:
-            form = _COMPARE[len(questions) % 2]
-            pair = rng.sample(self.names[split][form.kind], 2)
+            form = forms[len(questions) % len(forms)]
+            pair = rng.sample(members[form], 2)
             years = [self.facts[name][form.path[0]] for name in pair]
-            if years[0] == years[1] or frozenset(pair) in seen:
+            ways = [self._follow(name, form.path[1:]) for name in pair]
+            same = years[0] == years[1] or ways[0][-1] == ways[1][-1]
+            if same or frozenset(pair) in seen:
                 continue
             seen.add(frozenset(pair))
             text = rng.choice(form.texts).format(*pair)
-            answer = pair[0] if years[0] < years[1] else pair[1]
+            way = ways[0] if years[0] < years[1] else ways[1]
             ident = self._id(split, type_, len(questions))
-            questions.append(Question(ident, type_, text, (answer,), tuple(pair), form.path))
+            hops = (*pair, *way[1:-1])
+            questions.append(Question(ident, type_, text, (way[-1],), hops, form.path))
         return questions
+
+    def _follow(self, start: str, path: Sequence[str]) -> list[str]:
+        """``start`` and what each relation of the path leads to."""
+        way = [start]
+        for relation in path:
+            way.append(self.facts[way[-1]][relation])
+        return way
 
     def _id(self, split: str, type_: str, i: int) -> str:
         return f"world{self.seed}-{split}-{type_}-{i:04d}"

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rsipo_lightning import registry
-from rsipo_lightning.config import RunConfig, SftConfig
+from rsipo_lightning.config import SHIPPED, RunConfig, SftConfig
 from rsipo_lightning.errors import ConfigError, PluginError, did_you_mean
 
 
@@ -228,8 +228,10 @@ def _fallback(group: str, file: Mapping[str, Any], overrides: Sequence[str]) -> 
     section = file.get("model")
     paths = [section.get("path")] if isinstance(section, Mapping) else []
     paths += [item.partition("=")[2] for item in overrides if item.startswith("model.path=")]
-    if not paths or paths[-1] in (None, "tiny", "untrained"):
+    if not paths or paths[-1] in (None, "untrained"):
         return "tiny"
+    if paths[-1] in SHIPPED:  # under the name of its preset
+        return str(paths[-1])
     run = Path(paths[-1]).parent / "config.yaml"
     if Path(paths[-1]).name == "policy" and run.is_file():  # of an earlier run: its preset
         return saved_groups(run).get("model", "hf")
@@ -248,7 +250,7 @@ def _patches(run: Kind[C], groups: Mapping[str, str]) -> list[Path]:
     tuned on another environment is left out: a preset stands for a protocol, and values that were
     found under another one would change it without a word.
     """
-    plain = {g: component(g, name) if g in COMPONENTS else name for g, name in groups.items()}
+    plain = {group: component(group, name) for group, name in groups.items()}
     paths: list[Path] = []
     for chosen in (plain, {**plain, "env": groups["env"]}, groups):
         paths += [yaml_file(group, name) for group, name in chosen.items()]

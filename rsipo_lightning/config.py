@@ -9,6 +9,7 @@ from rsipo_lightning.checks import above, at_least, one_of, within
 from rsipo_lightning.endpoint import EndpointConfig
 from rsipo_lightning.errors import ConfigError, did_you_mean
 
+SHIPPED = ("tiny", "tiny_hard")  # values of model.path that name a policy of the package
 LOGGERS = ("tensorboard", "csv", "wandb")
 
 
@@ -24,8 +25,8 @@ class RunSection:
 class ModelSection:
     """The policy."""
 
-    # "tiny" (shipped with the package), "untrained" (the same with random weights), a folder, or a
-    # hub name: any Hugging Face causal LM
+    # one of SHIPPED, "untrained" (like "tiny" with random weights), a folder, or a hub name: any
+    # Hugging Face causal LM
     path: str = "tiny"
     dtype: str = "float32"  # float32 | bfloat16; log-probs are float32 always
 
@@ -178,6 +179,7 @@ class SftSection:
     val_frac: float = 0.1  # of the tasks: held out, to look at before and after
     skill_temperature: float = 1.0  # of the skills that are counted before and after
     lessons: int = 0  # updates on lessons of the built-in world (tiny policy) instead of all this
+    mixture: str = "tiny"  # what the lessons teach: a key of demonstrations.MIXTURES
     report: int = 100  # after lessons: tasks of each type that are played; 0 is off
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 

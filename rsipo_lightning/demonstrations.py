@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from rsipo_lightning.codec import Codec
@@ -88,6 +88,27 @@ class Mixture:
     observation: float = 0.1  # weight of what the environment says; the policy's tokens have 1
 
 
+# Of the shipped policies, by name: sft.mixture. The second one follows the right way more rarely and
+# mostly writes skills that do not help, so that there is something to be gained by better ones.
+MIXTURES = {
+    "tiny": Mixture(),
+    "tiny_hard": Mixture(
+        rows={
+            "copying": 0.02,
+            "ordering": 0.4,
+            "plain": 0.2,
+            "guided": 0.25,
+            "writing": 0.13,
+        },
+        types=dict.fromkeys(("bridge2", "bridge3", "bridge4", "compare_bridge"), 0.25),
+        correct={"bridge2": 0.06, "bridge3": 0.05, "bridge4": 0.04, "compare_bridge": 0.04},
+        write_success={"procedural": 0.5, "format": 0.2, "recovery": 0.05, "misleading": 0.25},
+        write_failure={"procedural": 0.32, "format": 0.2, "recovery": 0.05, "misleading": 0.43},
+    ),
+}
+
+CHOICE = 5.0  # weight of the tokens of the order drill: its rows have but one action
+
 # The world's episodes fit; nothing is sampled.
 _HOW = Sampling(seed=0, temperature=1.0, max_new_tokens=1, context=4096, live=1)
 
@@ -95,11 +116,18 @@ _HOW = Sampling(seed=0, temperature=1.0, max_new_tokens=1, context=4096, live=1)
 class Demonstrations:
     """Rows by (kind, key). The facts are those of other worlds than RL's."""
 
-    def __init__(self, codec: Codec, seed: int, mixture: Mixture | None = None) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        seed: int,
+        mixture: Mixture | None = None,
+        config: SearchConfig | None = None,
+    ) -> None:
         self.codec, self.seed, self.mixture = codec, seed, mixture or Mixture()
+        config = config or SearchConfig(prompt="compact", topk=1)
+        config = replace(config, types=list(world.ALL_TYPES))
         self._suites = [
-            SearchSuite(SearchConfig(prompt="compact", world=1000 + 10 * seed + i, topk=1), seed)
-            for i in range(4)
+            SearchSuite(replace(config, world=1000 + 10 * seed + i), seed) for i in range(4)
         ]
         self._tasks = [
             {kind: [t for t in s.tasks("train") if t.type == kind] for kind in s.types}
@@ -161,6 +189,14 @@ class Demonstrations:
                 ids = self.codec.extend(ids, asked)
                 weights += [0.0] * (len(ids) - len(weights))
         return Row(ids, tuple(weights))
+
+    def _ordering(self, rng: random.Random) -> Row:
+        """Both pages of a comparison are read: search where that of the earlier leads."""
+        suite, tasks = rng.choice(list(zip(self._suites, self._tasks, strict=True)))
+        trajectory = self._play(suite, rng.choice(tasks["compare_bridge"]), "workflow", rng)[1]
+        turn = trajectory.turns[2]
+        ids = (*turn.prompt_ids, *turn.completion.ids)
+        return Row(ids, (0.0,) * len(turn.prompt_ids) + (CHOICE,) * len(turn.completion.ids))
 
     # ---- episodes
 

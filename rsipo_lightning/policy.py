@@ -25,11 +25,13 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from rsipo_lightning.config import SHIPPED
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
-TINY = Path(__file__).parent / "models" / "tiny"
+MODELS = Path(__file__).parent / "models"
+TINY = MODELS / "tiny"
 SMOLLM2 = "./models/SmolLM2-135M-Instruct"  # as configs/model/smollm2.yaml has it
 
 
@@ -100,7 +102,7 @@ class Policy(nn.Module):
 
 def model_source(path: str) -> str:
     """What ``from_pretrained`` is given for ``model.path``."""
-    return str(TINY) if path == "tiny" else path
+    return str(MODELS / path) if path in SHIPPED else path
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -211,7 +213,7 @@ def _check_source(path: str, source: str) -> bool:
     """
     folder = Path(source)
     if folder.is_dir():
-        if not (folder / "config.json").is_file() and path != "tiny":
+        if not (folder / "config.json").is_file() and path not in SHIPPED:
             raise DataError(f"model.path: {path} is not the folder of a model: no config.json")
         return True
     if folder.exists():
@@ -234,8 +236,9 @@ def _hub_answers() -> bool:
 
 
 def _cannot(path: str, what: str, error: Exception) -> str:
-    if path == "tiny":
-        return f"the tiny policy is missing from {TINY}; make it with: make tiny-policy"
+    if path in SHIPPED:
+        made = f"make {path.replace('_', '-')}-policy"
+        return f"the {path} policy is missing from {MODELS / path}; make it with: {made}"
     if not Path(path).is_dir() and not _hub_answers():
         return (
             f"model.path: there is no folder '{path}', no such model in the cache of the hub, and "

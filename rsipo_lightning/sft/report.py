@@ -19,7 +19,8 @@ Figures = dict[str, dict[str, float | None]]  # {skill in the prompt: {what: per
 
 
 def figures(config: RunConfig, made: Actors, per_type: int, split: str = "val") -> Figures:
-    """Success in percent at T = 1 by task type, share of valid actions, share of valid skills.
+    """Success in percent at T = 1 by task type, shares of valid actions, of valid skills and of
+    procedural ones among them.
 
     A row per kind of skill in the prompt; None where nothing was played.
     """
@@ -53,6 +54,7 @@ def figures(config: RunConfig, made: Actors, per_type: int, split: str = "val") 
     valid = [skill for skill in written(config, made, played, 1.0) if skill.valid]
     rows["its own"] = look([(skill.task, skill.text) for skill in valid])[1]
     rows["its own"]["valid skills"] = 100 * len(valid) / len(played) if played else None
+    rows["its own"]["procedural"] = _percent([skill.category == "procedural" for skill in valid])
     return rows
 
 

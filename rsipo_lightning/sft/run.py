@@ -23,8 +23,9 @@ from rsipo_lightning.build import (
 )
 from rsipo_lightning.callbacks.progress import counting
 from rsipo_lightning.callbacks.transcripts import trajectory_row
+from rsipo_lightning.checks import one_of
 from rsipo_lightning.config import SftConfig
-from rsipo_lightning.demonstrations import Demonstrations, Lessons
+from rsipo_lightning.demonstrations import MIXTURES, Demonstrations, Lessons
 from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.environments.search import SearchSuite
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
@@ -195,8 +196,10 @@ def _lessons(config: SftConfig, made: Actors) -> Lessons:
     """ConfigError unless environment and tokenizer are those that the lessons are about."""
     if not isinstance(made.suite, SearchSuite) or made.suite.config.questions:
         raise ConfigError("sft.lessons are of the built-in world: --env search without files")
+    one_of("sft.mixture", config.sft.mixture, MIXTURES)
+    mixture = MIXTURES[config.sft.mixture]
     try:
-        return Lessons(Demonstrations(made.codec, config.seed))
+        return Lessons(Demonstrations(made.codec, config.seed, mixture, made.suite.config))
     except ValueError as error:  # a word of the world is several tokens
         raise ConfigError(
             f"sft.lessons need the tiny policy's tokenizer, not that of {config.model.path}; "

@@ -6,16 +6,22 @@ from collections import defaultdict
 
 import pytest
 
+from rsipo_lightning.composing import compose
 from rsipo_lightning.environments import experts
 from rsipo_lightning.environments.experts import KINDS, PLANS, demonstrate, skills
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
-from rsipo_lightning.environments.world import TYPES, entities, pieces, years
+from rsipo_lightning.environments.world import ALL_TYPES, TYPES, entities, pieces, years
 from rsipo_lightning.types import Stop
 
 
 @pytest.fixture(scope="module")
 def suite():
     return SearchSuite(SearchConfig(prompt="compact", topk=2), 0)
+
+
+@pytest.fixture(scope="module")
+def hard():
+    return SearchSuite(compose(algo="grpo", env="search_hard").env, 0)
 
 
 def _play(suite, task, plan, think=False):
@@ -42,6 +48,23 @@ def test_workflow_wins_every_type_within_the_limit(suite):
         wins[task.type].append(results[-1].success)
     assert set(wins) == set(TYPES)
     assert all(sum(won) / len(won) >= 0.99 for won in wins.values())
+
+
+def test_workflow_wins_all_hard_tasks_within_the_limit(hard):
+    turns = defaultdict(set)
+    for task in hard.tasks("test"):
+        results, _, visible = _play(hard, task, "workflow")
+        assert visible
+        assert results[-1].success
+        turns[task.type].add(len(results))
+    assert turns == {"bridge2": {3}, "bridge3": {4}, "bridge4": {5}, "compare_bridge": {4}}
+
+
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan not in ("workflow", "detour")])
+def test_no_other_plan_wins_a_hard_task(hard, plan):
+    played = [_play(hard, task, plan) for task in hard.tasks("val")[:400]]
+    assert all(visible for _, _, visible in played)
+    assert sum(results[-1].success for results, _, _ in played) <= 8  # by luck
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -71,7 +94,7 @@ def test_thoughts_satisfy_the_full_template():
         assert all(result.valid for result in results)
 
 
-@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("type_", ALL_TYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_skills_are_valid_varied_and_entity_free(type_, kind):
     made = skills(type_, kind)
@@ -86,7 +109,7 @@ def test_skills_are_valid_varied_and_entity_free(type_, kind):
 
 def test_one_text_never_asks_for_two_plans():
     plans = defaultdict(set)
-    for type_ in TYPES:
+    for type_ in ALL_TYPES:
         for kind in KINDS:
             for skill in skills(type_, kind):
                 plans[skill.text].add(skill.plan)
@@ -100,8 +123,9 @@ def test_unknown_plan_and_kind():
         skills("single", "good")
 
 
-def test_vocabulary_covers_whole_episodes(suite):
-    known = set(experts.vocabulary())
+@pytest.mark.parametrize("name", ["suite", "hard"])
+def test_vocabulary_covers_whole_episodes(name, request):
+    suite, known = request.getfixturevalue(name), set(experts.vocabulary())
     for task in suite.tasks("train")[:100]:
         for plan in PLANS:
             results, responses, _ = _play(suite, task, plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,14 +14,21 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.config import RunConfig
-from rsipo_lightning.demonstrations import Demonstrations, Lessons
+from rsipo_lightning.composing import compose
+from rsipo_lightning.config import SHIPPED, RunConfig
+from rsipo_lightning.demonstrations import CHOICE, MIXTURES, Demonstrations, Lessons
 from rsipo_lightning.environments import world
 from rsipo_lightning.imitation import sample
 from rsipo_lightning.module import lr_factor
-from rsipo_lightning.policy import TINY, Policy
+from rsipo_lightning.policy import MODELS, TINY, Policy
 from rsipo_lightning.skills import read_skill
 from rsipo_lightning.tiny import JSON, TAGS, YEARS, build_tokenizer, new_model, vocabulary
+
+FIXTURES = {"tiny": "demonstrations", "tiny_hard": "hard"}
+HASHES = {  # of the first rows of each mixture
+    "tiny": "b1c0ddcc911d5620b839b6ed9b298f548d61eb00f269220e797e9128731a6c0b",
+    "tiny_hard": "d54066218f09c26ddfe181dcb0e6ba46a7419eee7e03e709b984d846fe13d704",
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +65,11 @@ def test_the_shipped_tokenizer_reads_any_text(text: str) -> None:
     assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
 
 
+def test_both_shipped_policies_have_one_tokenizer() -> None:
+    one, other = ((MODELS / name / "tokenizer.json").read_text() for name in SHIPPED)
+    assert one == other
+
+
 def test_auto_tokenizer_gives_the_same_ids_back(
     made: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -80,29 +94,64 @@ def test_the_shipped_tokenizer_is_what_the_recipe_makes(
     assert shipped.chat_template == made.chat_template
 
 
-def test_the_shipped_model_is_a_small_qwen2_with_wide_heads() -> None:
-    model = AutoModelForCausalLM.from_pretrained(TINY)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_is_a_small_qwen2_with_wide_heads(name: str) -> None:
+    folder = MODELS / name
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(model).__name__ == "Qwen2ForCausalLM"
     assert model.config.hidden_size // model.config.num_attention_heads == 32
     assert model.config.max_position_embeddings == 4096
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
-    assert sum(f.stat().st_size for f in TINY.iterdir()) < 5 * 2**20
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 5 * 2**20
     Policy(model)
 
 
-@pytest.mark.parametrize("kind", ["copying", "reading", "plain", "guided", "writing", "mixed"])
+@pytest.fixture(scope="module")
+def hard(shipped: PreTrainedTokenizerBase) -> Demonstrations:
+    env = compose(algo="grpo", env="search_hard").env
+    return Demonstrations(Codec(shipped), 1, MIXTURES["tiny_hard"], env)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "kind"),
+    [(name, kind) for name in MIXTURES for kind in (*MIXTURES[name].rows, "mixed")],
+)
 def test_rows_are_a_function_of_the_key_and_hide_the_test_names(
-    kind: str, demonstrations: Demonstrations, shipped: PreTrainedTokenizerBase
+    mixture: str, kind: str, request: pytest.FixtureRequest, shipped: PreTrainedTokenizerBase
 ) -> None:
+    demonstrations = request.getfixturevalue(FIXTURES[mixture])
     rows = [demonstrations.row(kind, i) for i in range(150)]
     assert rows[:20] == [demonstrations.row(kind, i) for i in range(20)]
     assert len({row.ids for row in rows}) > 100
     unseen = {pair for split in ("val", "test") for pair in world.name_pairs(split)}
     for row in rows:
         assert len(row.ids) == len(row.weights)
-        assert max(row.weights) == 1.0
+        assert max(row.weights) in (1.0, CHOICE)
         words = shipped.decode(list(row.ids)).replace("<", " <").replace(",", " ,").split()
         assert not unseen & set(pairwise(words))
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_lessons_are_those_that_the_shipped_policies_were_given(
+    mixture: str, request: pytest.FixtureRequest
+) -> None:
+    lessons = request.getfixturevalue(FIXTURES[mixture])
+    rows = [lessons.row("mixed", 0, i) for i in range(200)]
+    assert sha256("".join(map(repr, rows)).encode()).hexdigest() == HASHES[mixture]
+
+
+def test_an_order_drill_goes_on_with_the_page_of_the_earlier(
+    hard: Demonstrations, shipped: PreTrainedTokenizerBase
+) -> None:
+    """Read from the row alone, whatever its names are."""
+    for i in range(50):
+        row = hard.row("ordering", i)
+        *_, one, other = re.findall(r"<information>\n(.*)\n", shipped.decode(list(row.ids)))
+        years = [int(re.search(r"\d{4}", page).group()) for page in (one, other)]  # type: ignore[union-attr]
+        said = shipped.decode([t for t, w in zip(row.ids, row.weights, strict=True) if w])
+        name = said.removeprefix("<search> ").partition("</search>")[0]
+        assert years[0] != years[1]
+        assert name in (one if years[0] < years[1] else other)
 
 
 def test_written_skills_parse(

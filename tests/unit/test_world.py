@@ -1,15 +1,19 @@
 """The built-in world: determinism, disjoint splits, answers that follow from the facts."""
 
+import hashlib
 import itertools
 import json
 import os
 import subprocess
 import sys
+from collections import Counter, defaultdict
 
 import pytest
 
 from rsipo_lightning.environments import world as module
 from rsipo_lightning.environments.world import (
+    ALL_TYPES,
+    FEW_YEARS,
     SPLITS,
     TYPES,
     YEARS,
@@ -77,6 +81,60 @@ def test_compare_answers_do_not_lean_on_position(world):
     questions = [q for q in world.questions("train") if q.type == "compare"]
     first = sum(q.answers[0] == q.hops[0] for q in questions) / len(questions)
     assert 0.45 < first < 0.55
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_chains_of_four_pages_pass_no_page_twice(world, split):
+    questions = world.questions(split, ["bridge4"])
+    assert len({q.text for q in questions}) == len(questions) >= 400
+    for q in questions:
+        assert len({*q.hops, *q.answers}) == 5
+        assert entities(q.text) == [q.hops[0]]
+        for hop, relation, value in zip(q.hops, q.path, (*q.hops[1:], *q.answers), strict=True):
+            assert world.facts[hop][relation] == value
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_comparison_that_leads_on_cannot_be_guessed(world, split):
+    """Neither the place of a name nor the name itself nor the commonest answer helps."""
+    questions = world.questions(split, ["compare_bridge"])
+    assert len({q.text for q in questions}) == len(questions) >= 400
+    first, places = [], defaultdict(set)
+    for q in questions:
+        assert entities(q.text) == list(q.hops[:2])
+        assert q.answers[0] not in q.text
+        values = [world.facts[name][q.path[0]] for name in q.hops[:2]]
+        assert values[0] != values[1]
+        assert set(values) <= set(FEW_YEARS)
+        ends = []
+        for name in q.hops[:2]:
+            step = world.facts[name][q.path[1]]
+            ends.append((step, world.facts[step][q.path[2]]))
+            places[name].add(values.index(min(values)) == q.hops.index(name))
+        earlier = values.index(min(values))
+        assert (q.hops[2], q.answers[0]) == ends[earlier]
+        assert ends[0][1] != ends[1][1]
+        first.append(earlier == 0)
+    assert 0.45 < sum(first) / len(first) < 0.55
+    assert Counter(q.answers for q in questions).most_common(1)[0][1] < 0.15 * len(questions)
+    assert sum(len(seen) == 2 for seen in places.values()) > 0.2 * len(places)  # the middle year
+
+
+def test_types_are_asked_in_turn_and_do_not_change_each_other(world):
+    chosen = ["compare_bridge", "single"]
+    questions = world.questions("val", chosen)
+    assert [q.type for q in questions[:4]] == chosen * 2
+    everything = world.questions("val", ALL_TYPES)
+    assert questions[1::2] == [q for q in everything if q.type == "single"]
+
+
+def test_facts_and_questions_are_those_that_the_shipped_policies_were_measured_on(world):
+    made = hashlib.sha256()
+    for text in [p.text for p in world.passages] + [
+        repr(q) for split in SPLITS for q in world.questions(split)
+    ]:
+        made.update(text.encode())
+    assert made.hexdigest() == "4e151c792a7a7c53ed8323fe8d793f8649b5d76b509feb77c2a5e9f58de710ce"
 
 
 def test_same_seed_same_world_in_another_process(world):
