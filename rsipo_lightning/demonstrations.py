@@ -88,8 +88,8 @@ class Mixture:
     observation: float = 0.1  # weight of what the environment says; the policy's tokens have 1
 
 
-# Of the shipped policies, by name: sft.mixture. The second one follows the right way more rarely and
-# mostly writes skills that do not help, so that there is something to be gained by better ones.
+# Of the shipped policies, by name (sft.mixture). The second one seldom follows the right way and
+# mostly writes skills that do not help: there is something to be gained by better ones.
 MIXTURES = {
     "tiny": Mixture(),
     "tiny_hard": Mixture(

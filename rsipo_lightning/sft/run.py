@@ -196,7 +196,7 @@ def _lessons(config: SftConfig, made: Actors) -> Lessons:
     """ConfigError unless environment and tokenizer are those that the lessons are about."""
     if not isinstance(made.suite, SearchSuite) or made.suite.config.questions:
         raise ConfigError("sft.lessons are of the built-in world: --env search without files")
-    one_of("sft.mixture", config.sft.mixture, MIXTURES)
+    one_of("sft.mixture", config.sft.mixture, tuple(MIXTURES))
     mixture = MIXTURES[config.sft.mixture]
     try:
         return Lessons(Demonstrations(made.codec, config.seed, mixture, made.suite.config))
