@@ -13,7 +13,7 @@ import pytest
 from rsipo_lightning.bank import BankConfig, SkillBank
 from rsipo_lightning.callbacks.best_skills import bank as best_skills
 from rsipo_lightning.environments import experts
-from rsipo_lightning.environments.world import TYPES
+from rsipo_lightning.environments.world import ALL_TYPES, TYPES
 from rsipo_lightning.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parents[2]
@@ -122,15 +122,15 @@ def test_a_missing_bank_names_ours() -> None:
 
 
 def test_our_search_bank_knows_the_world_and_the_seven_sets() -> None:
-    bank = SkillBank.of(BankConfig(), "search", (*TYPES, *SETS), "full")
-    assert len({bank.text(kind) for kind in (*TYPES, *SETS)}) == 4
+    bank = SkillBank.of(BankConfig(), "search", (*ALL_TYPES, *SETS), "full")
+    assert len({bank.text(kind) for kind in (*ALL_TYPES, *SETS)}) == 4
     assert "Skills for comparison:" in bank.text("compare")
     assert bank.text("bridge2") == bank.text("bridge3") == bank.text("musique")
 
 
 def test_the_compact_bank_speaks_the_words_of_the_tiny_policys_lessons() -> None:
-    bank = SkillBank.of(BankConfig(), "search", (*TYPES, *SETS), "compact")
-    for kind in TYPES:
+    bank = SkillBank.of(BankConfig(), "search", (*ALL_TYPES, *SETS), "compact")
+    for kind in ALL_TYPES:
         assert bank.text(kind) in [s.text for s in experts.skills(kind, "procedural")]
     assert bank.text("hotpotqa") == bank.text("bridge2")
     asked = SkillBank.of(BankConfig(bank="search"), "search", TYPES, "compact")
