@@ -118,7 +118,7 @@ def test_the_run_stops_with_a_checkpoint_and_goes_on(
     assert f"go on with: rsipo-fit --resume {folder}" in line
     made = len((folder / "metrics.csv").read_text().splitlines()) - 1
     assert 1 <= made < 40
-    (kept, *_) = sorted((folder / "checkpoints").iterdir(), reverse=True)
+    (kept, *_) = sorted((folder / "checkpoints").glob("*.ckpt"), reverse=True)
     assert kept.name == f"update-{made:06d}.ckpt"
     with server(data, port):
         assert fit_main(["--resume", str(folder), f"trainer.updates={made + 1}"]) == 0

@@ -39,7 +39,7 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 
 def policies(folder: Path) -> list[dict[str, torch.Tensor]]:
     """Weights after each update."""
-    paths = sorted((folder / "checkpoints").iterdir())
+    paths = sorted((folder / "checkpoints").glob("*.ckpt"))
     return [torch.load(path, weights_only=True)["state_dict"] for path in paths]
 
 
