@@ -122,9 +122,10 @@ class Endpoint:
         answers: dict[int, Answer] = {}
 
         def take(future: Future[Answer]) -> None:
-            index, answer = places.pop(future), future.result()
+            index, answer = places[future], future.result()
             answers[index] = answer
             done(index, answer)
+            del places[future]  # only now: a signal in between must lose no answer
 
         with ThreadPoolExecutor(self.config.concurrency) as pool:
             places = {

@@ -256,3 +256,20 @@ def test_what_cannot_be_asked(keys, says, monkeypatch):
         make()
     assert "pw" not in str(caught.value)
     assert "x: y" not in str(caught.value)
+
+
+def test_an_answer_that_ctrl_c_met_on_its_way_to_be_kept_is_kept_after_it(chat_server):
+    """It is paid for: the first call of ``done`` is broken off before it has done anything."""
+    chat_server.answer = lambda handler, request: chat_server.say(handler, "yes")
+    calls, kept = [], []
+
+    def done(index, answer):
+        calls.append(index)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        kept.append(index)
+
+    with pytest.raises(KeyboardInterrupt):
+        endpoint(chat_server, concurrency=2).complete(chats(6), done=done)
+    assert calls[0] in kept
+    assert len(kept) == len(set(kept))
