@@ -15,6 +15,7 @@ from string import Formatter
 import yaml
 
 from rsipo_lightning.errors import ConfigError, did_you_mean
+from rsipo_lightning.files import half_character
 from rsipo_lightning.protocols import TASK_LINE
 
 STYLES = ("full", "compact")
@@ -91,7 +92,7 @@ def _check(part: str, text: object, where: str) -> None:
     where = f"{where}part '{part}' "
     if not isinstance(text, str):
         raise ConfigError(f"{where}must be text")
-    if any("\ud800" <= char <= "\udfff" for char in text):  # no tokenizer takes it
+    if half_character(text):
         raise ConfigError(f"{where}holds half a character (a lone surrogate)")
     must = _MUST.get(part, ())
     may = (*must, *_MAY.get(part, ()))

@@ -20,6 +20,7 @@ from typing import Any
 
 from rsipo_lightning.checks import at_least
 from rsipo_lightning.errors import ConfigError, DataError, did_you_mean
+from rsipo_lightning.files import half_character
 
 _SKILL = ("title", "principle", "when_to_apply")
 _MISTAKE = ("description", "why_it_happens", "how_to_avoid")
@@ -161,7 +162,7 @@ def _rows(path: Path, where: str, value: Any, fields: Sequence[str]) -> list[dic
             text = row.get(name) if isinstance(row, dict) else None
             if not isinstance(text, str) or not text.strip():
                 raise DataError(f"{path}: {where}[{i}] needs a text '{name}'")
-            if any("\ud800" <= c <= "\udfff" for c in text):  # half a character
+            if half_character(text):
                 raise DataError(f"{path}: '{name}' of {where}[{i}] is not valid Unicode")
     return value
 

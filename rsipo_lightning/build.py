@@ -171,6 +171,11 @@ def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = Non
         )
 
 
+def say(console: Console, line: str) -> None:
+    """A line of paths and data as it is: one to copy, which a narrow terminal does not cut."""
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
 def accelerator(config: RunConfig) -> str:
     """Lightning's "auto" also takes Apple's GPUs, which lack the float64 that sampling needs."""
     auto = "cuda" if torch.cuda.is_available() else "cpu"
@@ -210,7 +215,7 @@ def fit(
         console = Console()
         if os.environ.get("LOCAL_RANK", "0") == "0":
             line = f"run folder: {folder.path}"
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+            say(console, line)
         loggers = loggers or make_loggers(config, folder, first)
         result, module, trainer = _train(
             config, made, folder, checkpoint, loggers, console, analyzer
@@ -224,7 +229,7 @@ def fit(
                 if before or after:
                     console.print(*(["phase", name[1:]] if name else []), table(before, after))
             line = f"{module.version} updates in {wall:.0f} s ({cpu:.0f} CPU s): {folder.path}"
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+            say(console, line)
         if result.interrupted:
             raise KeyboardInterrupt
     return result
@@ -406,7 +411,7 @@ def evaluate(
                 }
             )
             line += f": {out.result}, {out.episodes}"
-    console.print(line, soft_wrap=True, highlight=False, markup=False)
+    say(console, line)
     return result
 
 

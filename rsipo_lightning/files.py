@@ -17,6 +17,11 @@ from rsipo_lightning.errors import DataError
 _HALF = re.compile("[\ud800-\udfff]")
 
 
+def half_character(text: str) -> bool:
+    """Whether a text holds half a character (a lone surrogate), which no tokenizer takes."""
+    return _HALF.search(text) is not None
+
+
 def hash_file(path: str | Path) -> str:
     """SHA-256 of a file's bytes in hex. A file that cannot be read: DataError."""
     try:
@@ -50,7 +55,7 @@ def parse_object(line: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: not UTF-8 ({error.reason})") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error})") from error
-    if rb"\ud" in line.lower() and _HALF.search(json.dumps(row, ensure_ascii=False)):
+    if rb"\ud" in line.lower() and half_character(json.dumps(row, ensure_ascii=False)):
         raise DataError(f"{where}: holds half a character (a lone surrogate)")
     if not isinstance(row, dict):
         raise DataError(f"{where}: a JSON object is expected, not {type(row).__name__}")

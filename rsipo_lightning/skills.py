@@ -15,6 +15,7 @@ from string import Template
 from typing import Any
 
 from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.files import half_character
 from rsipo_lightning.protocols import TASK_LINE
 from rsipo_lightning.types import Message, Trajectory, Turn
 
@@ -98,7 +99,7 @@ def read_analysis(text: str) -> tuple[str, str, str]:
         value = found[field]
         if not isinstance(value, str) or not value.strip():
             return "", "", f"{field} is empty or not text"
-        if _half(value):
+        if half_character(value):
             return "", "", f"{field} is not valid Unicode"
     summary, skill = (found[field].strip() for field in _FIELDS)
     if len(skill.split()) < MIN_WORDS:
@@ -127,13 +128,8 @@ def read_step_skills(text: str, steps: int, most: int) -> dict[int, str]:
     given = given if isinstance(given, dict) else {}
     pairs = ((given.get(str(k + 1)), k) for k in range(steps))
     found = {k: text.strip() for text, k in pairs if isinstance(text, str) and text.strip()}
-    usable = [(k, t) for k, t in found.items() if len(t) <= MAX_CHARS and not _half(t)]
+    usable = [(k, t) for k, t in found.items() if len(t) <= MAX_CHARS and not half_character(t)]
     return dict(usable[:most])
-
-
-def _half(text: str) -> bool:
-    """Whether it holds half a character, which no tokenizer takes."""
-    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def category(text: str) -> str:

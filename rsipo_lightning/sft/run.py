@@ -20,6 +20,7 @@ from rsipo_lightning.build import (
     check_training,
     peak_rss_mib,
     quiet,
+    say,
 )
 from rsipo_lightning.callbacks.progress import counting
 from rsipo_lightning.callbacks.transcripts import trajectory_row
@@ -68,7 +69,7 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
     console = Console()
     shown = console if config.log.progress else None
     with _noted(config, folder):
-        _say(console, f"run folder: {folder.path}")
+        say(console, f"run folder: {folder.path}")
         made.policy.to(accelerator(config.training(1)))
         if lessons is not None:
             result = _learn_lessons(config, made, lessons, folder.path, shown)
@@ -81,7 +82,7 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
         if table := _table(result):
             console.print(table)
         cost = f"{wall:.0f} s ({cpu:.0f} CPU s)"
-        _say(console, f"{result['updates']} updates in {cost}: {folder.path}")
+        say(console, f"{result['updates']} updates in {cost}: {folder.path}")
     return folder.path
 
 
@@ -143,7 +144,7 @@ def _learn_skills(
         "left_out": {reason: n for reason, n in done.left_out.items() if n},
     }
     if console:
-        _say(console, _counts(summary))
+        say(console, _counts(summary))
     before = look()
     train(training, made, batches, folder, console, done.held, batches.length)
     made.save(folder / "policy")
@@ -236,7 +237,3 @@ def _noted(config: SftConfig, folder: RunFolder) -> Iterator[None]:
             again += f" sft.labels_file={shlex.quote(str(labels))}"
         error.add_note(f"start again with: {again}")
         raise
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)

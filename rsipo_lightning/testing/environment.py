@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from rsipo_lightning import registry
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
+from rsipo_lightning.files import half_character
 from rsipo_lightning.protocols import (
     EnvironmentConfig,
     Expert,
@@ -322,7 +323,7 @@ def _text(x: Any, empty: bool = False) -> bool:
     """Text that a tokenizer and a file take."""
     if not isinstance(x, str):
         return False
-    return (empty or x != "") and not any("\ud800" <= c <= "\udfff" for c in x)
+    return (empty or x != "") and not half_character(x)
 
 
 def _plain(x: Any) -> bool:
