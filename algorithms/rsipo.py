@@ -17,7 +17,12 @@ from rsipo_lightning import keys
 from rsipo_lightning.algorithms.base import Stream, Sums
 from rsipo_lightning.algorithms.credit import taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
-from rsipo_lightning.algorithms.losses import gated_distillation, reverse_kl, reward_weighted_nll
+from rsipo_lightning.algorithms.losses import (
+    gated_distillation,
+    reverse_kl,
+    reward_weighted_nll,
+    sigmoid_gate,
+)
 from rsipo_lightning.algorithms.shrinkage import Shrinkage, type_sums
 from rsipo_lightning.bank import BankConfig, SkillBank
 from rsipo_lightning.checks import one_of, within
@@ -134,10 +139,13 @@ class RSIPO(GRPO[RSIPOConfig]):
     def streams(self) -> Mapping[str, Stream]:
         """L = L_RLVR + lambda_OPSD L_OPSD(omega) + L_skill."""
         c = self.config
-        distillation = gated_distillation(c.gate_beta) if c.gate == "sigmoid" else reverse_kl()
+        teacher = Stream(reverse_kl(), c.distill)
+        if c.gate == "sigmoid":
+            gate = sigmoid_gate(c.gate_beta)
+            teacher = Stream(gated_distillation(c.gate_beta), c.distill, gate=gate)
         return {
             **super().streams,
-            "teacher": Stream(distillation, c.distill),
+            "teacher": teacher,
             "writer": Stream(reward_weighted_nll, self.writing),
         }
 

@@ -39,6 +39,7 @@ LAYOUT: Final[dict[str, dict[str, list[Any]]]] = {
     "Losses": {
         "losses": ["Multiline", [r"loss/.*", keys.VAL_LOSS]],
         "distance to the reference": ["Multiline", [r"policy/kl_mean"]],
+        "gate of the teacher": ["Multiline", [r"policy/teacher_gate_.*"]],
         "gradient norm": ["Multiline", [r"optim/grad_norm"]],
         "learning rate": ["Multiline", [r"optim/lr"]],
     },

@@ -247,6 +247,12 @@ class PolicyModule(L.LightningModule):
             else:
                 metrics.mean(f"policy/{name}_gap_mean", float(gap.mean()), gap.numel())
                 metrics.mean(f"policy/{name}_gap_abs_mean", float(gap.abs().mean()), gap.numel())
+            stream = self.streams.get(name)
+            if stream and stream.gate:
+                gate = stream.gate(batch, logp)[known[name]]
+                metrics.mean(f"policy/{name}_gate_mean", float(gate.mean()), gate.numel())
+                open_ = float((gate > 0.5).float().mean())
+                metrics.mean(f"policy/{name}_gate_open_frac", open_, gate.numel())
 
     def configure_gradient_clipping(
         self,
