@@ -63,10 +63,12 @@ class RunFolder:
         config: RunConfig | SftConfig,
         command: Sequence[str],
         data: Mapping[str, Any] | None = None,
+        bank: Mapping[str, str] | None = None,
     ) -> RunFolder:
         """Make the folder of a new run. ConfigError if it exists already or cannot be made.
 
-        ``command`` is what started the run, ``data`` what ``TaskSuite.describe()`` says.
+        ``command`` is what started the run; ``data`` and ``bank`` are what ``describe()`` of the
+        task suite and of the skill bank say.
         """
         if _further_rank():
             return cls(Path(os.environ[SHARED]))
@@ -77,7 +79,7 @@ class RunFolder:
         config = replace(config, run=replace(config.run, dir=None))
         try:
             _write(folder.path / CONFIG, to_yaml(config))
-            write_json(folder.path / RECORD, origin(config, command, data))
+            write_json(folder.path / RECORD, origin(config, command, data, bank))
         except BaseException:  # Ctrl-C too
             folder._discard()
             raise
@@ -181,9 +183,14 @@ def check_writable(config: RunConfig | SftConfig) -> None:
 
 
 def origin(
-    config: RunConfig | SftConfig, command: Sequence[str], data: Mapping[str, Any] | None = None
+    config: RunConfig | SftConfig,
+    command: Sequence[str],
+    data: Mapping[str, Any] | None = None,
+    bank: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What a result came from: command, seed, data, git commit, versions. Plain containers."""
+    """What a result came from: command, seed, data, skill bank, git commit, versions. Plain
+    containers.
+    """
     return {
         "command": shlex.join(command),
         "folder": os.getcwd(),
@@ -191,6 +198,7 @@ def origin(
         "groups": config.groups,
         "seed": config.seed,
         "data": plain(data or {}),
+        **({"bank": dict(bank)} if bank else {}),
         "git": git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),

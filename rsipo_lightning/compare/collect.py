@@ -50,6 +50,7 @@ def read_run(folder: Path, out: Path) -> dict[str, Any]:
         "env_steps": steps[-1],
         "episodes": _cumulative(rows, keys.EPISODES, keys.REPLAY_EPISODES)[-1],
         "cpu_s": cpu[-1],
+        "cpu_s_all": record["cpu_s"],
         "peak_rss_mib": record["result"]["peak_rss_mib"],
         "series": {
             key: [float(row[key]) if row.get(key) else None for row in rows]

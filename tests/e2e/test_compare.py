@@ -6,6 +6,7 @@ import csv
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -119,6 +120,11 @@ def test_page_and_figures(done: Path) -> None:
     assert "| grpo |" in page
     assert "[s1](rsipo/s1/)" in page
     assert "difference to grpo" in page
+    runs = [json.loads(path.read_text())["cpu_s"] for path in started(done)]
+    assert f"{sum(runs) / 60:.1f} CPU minutes" in page
+    rates = re.findall(r"(?<![+\d.-])\d+\.\d \[(-?[\d.]+), (-?[\d.]+)\]", page)
+    assert rates
+    assert all(0 <= float(end) <= 100 for rate in rates for end in rate)
     assert "with 2 seeds, fewer than 8" in page or "Note" not in page
     assert {path.name for path in done.glob("*.png")} == FIGURES
     for name in FIGURES:
