@@ -176,6 +176,6 @@ def _report(
         ],
         "results": rows,
         "at_budget": budget_rows,
-        "notes": notes(rows, len(seeds)),
+        "notes": notes(rows),
         "arms": arms,
     }
