@@ -104,7 +104,9 @@ def test_controls_are_the_other_half_without_broken_episodes() -> None:
     assert list(plan.control) == control
     assert not {t.index for t in control} & {t.index for t in evidence}
     assert all(t.scored for t in control)
-    assert plan.n == 4
+    assert (plan.n, plan.length_penalty) == (4, 0.5)
+    (plan,) = rsipo(replays=6, length_penalty=0.0).plan(iteration([g], [None]))
+    assert (plan.n, plan.length_penalty) == (6, 0.0)
 
 
 def test_success_first_is_an_ablation() -> None:
