@@ -20,6 +20,7 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
 from rsipo_lightning.files import half_character
 from rsipo_lightning.protocols import (
+    SPLITS,
     EnvironmentConfig,
     Expert,
     StepResult,
@@ -30,7 +31,6 @@ from rsipo_lightning.testing.contract import Contract
 from rsipo_lightning.testing.toys import byte_tokenizer
 from rsipo_lightning.types import Role, Stop, Task
 
-SPLITS = ("train", "val", "test")
 ANY_TEXT = ("", "nonsense", "<answer>x</answer>", "<action>look</action>", "\n\x00 é<|end|>" * 99)
 
 # Plays recorded responses again, with other hashes of strings: {stdin} -> {stdout}, pickled.
