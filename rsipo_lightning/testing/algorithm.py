@@ -224,9 +224,13 @@ class Watched(Algorithm[Any]):
 
     @property
     def streams(self) -> Mapping[str, Stream]:
-        """The same terms, with losses that are checked."""
+        """The same terms, with losses and gates that are checked."""
         return {
-            name: replace(stream, loss=self._loss(name, stream))
+            name: replace(
+                stream,
+                loss=self._loss(name, stream),
+                gate=self._gate(name, stream.gate) if stream.gate else None,
+            )
             for name, stream in self.inner.streams.items()
         }
 
@@ -241,6 +245,18 @@ class Watched(Algorithm[Any]):
             return found
 
         return loss
+
+    def _gate(
+        self, name: str, gate: Callable[[TokenBatch, Tensor], Tensor]
+    ) -> Callable[[TokenBatch, Tensor], Tensor]:
+        def checked(batch: TokenBatch, logp: Tensor) -> Tensor:
+            what = f"the gate of '{name}'"
+            found = self.contract.call(what, gate, batch, logp)
+            good = found.shape == logp.shape and bool(((found >= 0) & (found <= 1)).all())
+            self.contract.require(good, f"{what} must give one number in [0, 1] per token, [N]")
+            return found
+
+        return checked
 
     @property
     def teacher(self) -> Teacher:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rsipo_lightning.algorithms.base import AlgorithmConfig, Stream
-from rsipo_lightning.algorithms.credit import shown
+from rsipo_lightning.algorithms.credit import shown, taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
+from rsipo_lightning.algorithms.losses import gated_distillation
 from rsipo_lightning.testing import ContractError, check_algorithm
 from rsipo_lightning.tokens import with_credit
 from rsipo_lightning.types import Credit, Iteration, ReplayRequest, Sample, SkillRequest, Stop
@@ -55,6 +56,15 @@ def credited(weigh: Callable[[Any], Any] = lambda w: w, value: Any = lambda v: v
 
 def losing(loss: Callable[..., Any], coef: float = 1.0) -> type[Plain]:
     return changed(streams=property(lambda self: {"actor": Stream(loss, coef)}))
+
+
+def gated(gate: Callable[..., Any]) -> type[Plain]:
+    streams = {"teacher": Stream(gated_distillation(5.0), gate=gate)}
+    return changed(streams=streams, row=lambda self, s: without_actor(taught(s, (5, 6))))
+
+
+def without_actor(s: Sample) -> Sample:
+    return replace(s, credits={"teacher": s.credits["teacher"]})
 
 
 def requests(it: Iteration) -> list[SkillRequest]:
@@ -258,6 +268,9 @@ BROKEN: list[tuple[Any, str]] = [
     (losing(lambda b, logp, v: (v * logp).mean()), "the loss of 'actor' must give one number per"),
     (losing(lambda b, logp, v: logp / 0.0), "the loss of 'actor' is not finite"),
     (losing(lambda b, logp, v: v * logp * len(v)), "the gradient depends on micro-batches, order"),
+    (gated(lambda b, logp: logp * 0 + 2), "the gate of 'teacher' must give one number in [0, 1]"),
+    (gated(lambda b, logp: logp.sum().sigmoid()), "the gate of 'teacher' must give one number in"),
+    (gated(lambda b, logp: b.scores["none"]), "the gate of 'teacher' raised KeyError: 'none'"),
 ]
 
 
