@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rsipo_lightning import keys
-from rsipo_lightning.compare.statistics import estimate, moving_average
+from rsipo_lightning.compare.statistics import Estimate, estimate, moving_average
 
 AXES = {
     "updates": "updates",
@@ -70,15 +70,11 @@ def trust(arms: Arms) -> Any:
         return None
     figure, (axis,) = _panels(1)
     for arm, colour in having:
-        raw = _series(arm, keys.TRUST)
-        smooth = [moving_average(series, WIDTH) for series in raw]
-        _line(axis, raw, color=colour, alpha=0.25, linewidth=0.8)
-        mean = _line(axis, smooth, color=colour, label=arm["name"])
-        if all(found.low is not None for found in mean):
-            low, high = [found.low for found in mean], [found.high for found in mean]
-            axis.fill_between(
-                range(1, len(mean) + 1), low, high, color=colour, alpha=0.15, linewidth=0
-            )
+        _line(axis, _series(arm, keys.TRUST), color=colour, alpha=0.25, linewidth=0.8)
+        mean = _line(axis, _series(arm, keys.TRUST, WIDTH), color=colour, label=arm["name"])
+        if all(found.low is not None for found in mean.values()):
+            low, high = [f.low for f in mean.values()], [f.high for f in mean.values()]
+            axis.fill_between(list(mean), low, high, color=colour, alpha=0.15, linewidth=0)
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xlabel("updates")
     axis.xaxis.get_major_locator().set_params(integer=True)
@@ -95,8 +91,7 @@ def categories(arms: Arms) -> Any:
     figure, axes = _panels(len(having))
     for axis, arm in zip(axes, having, strict=True):
         for name in keys.CATEGORIES:
-            percent = [[100 * v for v in s] for s in _series(arm, keys.category(name))]
-            _line(axis, [moving_average(s, WIDTH) for s in percent], label=name)
+            _line(axis, _series(arm, keys.category(name), WIDTH, scale=100), label=name)
         axis.set_title(arm["name"], fontsize=10)
         axis.set_xlabel("updates")
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -195,21 +190,28 @@ def _points(arm: Mapping[str, Any], kind: str) -> list[tuple[float, Any]]:
     return found
 
 
-def _series(arm: Mapping[str, Any], key: str) -> list[list[float]]:
-    """One list per seed, one value per update; where there was none, the one before."""
+def _series(
+    arm: Mapping[str, Any], key: str, width: int = 1, scale: float = 1
+) -> list[list[float | None]]:
+    """One list per seed, one value per update: moving averages of ``width``. Where there was none,
+    the one before; None before the first one.
+    """
     found = []
     for run in arm["runs"].values():
-        filled: list[float] = []
-        for value in run["series"].get(key, []):
+        series, filled = run["series"].get(key, []), list[float]()
+        for value in series:
             if value is not None or filled:  # an update without skills has none
-                filled.append(filled[-1] if value is None else value)
+                filled.append(filled[-1] if value is None else scale * value)
         if filled:
-            found.append(filled)
+            gap = [None] * (len(series) - len(filled))
+            found.append([*gap, *moving_average(filled, width)])
     return found
 
 
-def _line(axis: Any, series: Sequence[Sequence[float]], **style: Any) -> list[Any]:
-    """Mean over seeds; returns the Estimate of each update."""
-    found = [estimate(values) for values in zip(*series, strict=True)]
-    axis.plot(range(1, len(found) + 1), [f.mean for f in found if f], **style)
+def _line(axis: Any, series: Sequence[Sequence[float | None]], **style: Any) -> dict[int, Estimate]:
+    """Mean over the seeds that have had a value; returns {update: Estimate}."""
+    columns = enumerate(zip(*series, strict=True), 1)
+    known = ((update, [v for v in values if v is not None]) for update, values in columns)
+    found = {update: mean for update, values in known if (mean := estimate(values))}
+    axis.plot(list(found), [mean.mean for mean in found.values()], **style)
     return found
