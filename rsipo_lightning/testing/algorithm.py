@@ -108,11 +108,21 @@ class _Check(Contract):
             self.require(_finite(stream.coef), f"the coefficient of '{name}' is {stream.coef}")
 
     def play(self, a: Watched, it: Iteration) -> list[Sample]:
-        """Credits after ``shape``, with scores that depend on a token's turn and id alone."""
+        """Credits after ``shape``, with scores that depend on a token's turn and id alone: those
+        that the trainer makes for what is declared.
+        """
+        declared = {
+            "old": a.shapes,
+            "reference": any(s.reference for s in active(a.streams).values()),
+        }
         samples, scored = a.credit(it, a.statistics(it)), []
         for s in samples:
             token = s.ids[s.mask] + 7.0 * s.turn
-            scores = {"old": -1 - torch.sin(token)}
+            scores = {
+                name: -1 - torch.sin(token + k)
+                for k, (name, made) in enumerate(declared.items())
+                if made
+            }
             for i, (name, view) in enumerate(sorted(s.views.items())):
                 score = torch.full((s.n,), torch.nan)
                 score[view.index] = -1 - torch.cos(token[view.index] + (i == 0))

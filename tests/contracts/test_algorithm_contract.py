@@ -195,6 +195,21 @@ def unscored(self: Any, samples: list[Sample], it: Iteration) -> list[Sample]:
     return [with_credit(s, actor=Credit(s.scores["none"], s.scores["old"])) for s in samples]
 
 
+def undeclared(self: Any, samples: list[Sample], it: Iteration) -> list[Sample]:
+    """Sound only where ``shapes`` says that l_old is read."""
+    return [
+        with_credit(s, actor=Credit(s.credits["actor"].weight, s.scores["old"])) for s in samples
+    ]
+
+
+def referred(self: Any, samples: list[Sample], it: Iteration) -> list[Sample]:
+    """Sound: a stream that counts reads the reference, so that it is scored."""
+    return [
+        with_credit(s, actor=Credit(s.credits["actor"].weight, s.scores["reference"]))
+        for s in samples
+    ]
+
+
 def unread(self: Any, it: Iteration) -> list[ReplayRequest]:
     return [ReplayRequest(s, 2, (), 0.5) for s in it.skills]
 
@@ -236,7 +251,9 @@ BROKEN: list[tuple[Any, str]] = [
     (credited(value=lambda v: v[:, None]), "the value of 'actor' must have the shape of the row's"),
     (credited(value=lambda v: v * torch.nan), "the value of 'actor' is not finite"),
     (credited(lambda w: -w), "a weight of 'actor' is below 0"),
-    (changed(shape=unscored), "shape raised KeyError: 'none'"),
+    (changed(shape=unscored, shapes=True), "shape raised KeyError: 'none'"),
+    (changed(shape=undeclared), "shape raised KeyError: 'old'"),
+    (changed(shape=referred), "shape raised KeyError: 'reference'"),
     (
         rowwise(lambda s: with_credit(s, aktor=s.credits["actor"])),
         "no stream 'aktor' for a credit (have: actor, kl, entropy)",
@@ -285,3 +302,5 @@ def test_what_was_changed_is_what_is_wrong() -> None:
     """The base of the broken ones is sound, and so is one that asks for skills and replays."""
     check_algorithm(Plain)
     check_algorithm(changed(**ASKS))
+    check_algorithm(changed(shape=undeclared, shapes=True))
+    check_algorithm(changed(shape=referred), kl=0.1)
