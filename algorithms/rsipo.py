@@ -287,6 +287,15 @@ class RSIPO(GRPO[RSIPOConfig]):
             it.metrics.mean(keys.trust_of(kinds[task]), omega)
             it.metrics.mean("trust/zero_frac", float(omega <= 0))
             it.metrics.mean("trust/max_frac", float(omega >= self.config.trust_max))
+            it.metrics.mean("trust/omega_abs_dev_mean", abs(omega - 1))
+        for r in it.replays:
+            if r.gain is not None:
+                kind, noise = r.skill.task.type, r.noise or 0.0
+                it.metrics.mean("trust/type_gain_mean", self.shrinkage.types[kind].mean)
+                it.metrics.mean("trust/tau2_mean", self.shrinkage.types[kind].tau2)
+                it.metrics.mean("trust/noise_mean", noise)
+                kept = self.shrinkage.kept(kind, noise, self.config.noise)
+                it.metrics.mean("trust/kept_mean", kept)
         return done
 
     def omega(self, skill: Skill, result: ReplayResult | None) -> float:

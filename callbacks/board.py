@@ -28,6 +28,7 @@ LAYOUT: Final[dict[str, dict[str, list[Any]]]] = {
     "RSIPO": {
         "replay gain": ["Multiline", [keys.GAIN, r"skill/[^/]+/gain_mean"]],
         "trust": ["Multiline", [keys.TRUST, r"trust/[^/]+/omega_mean"]],
+        "shrinkage": ["Multiline", [r"trust/(kept|tau2|noise|type_gain)_mean"]],
         "teacher against student": ["Multiline", [keys.TEACHER_BETTER, keys.TEACHER_WORSE]],
         "success with and without skill": [
             "Multiline",
