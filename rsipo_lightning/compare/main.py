@@ -74,7 +74,7 @@ def compare(
         with _going_on(setup.out):
             try:
                 board = Board(states)
-                failed = execute(states, jobs or os.cpu_count() or 1, board, [started.fileno()])
+                failed = execute(states, jobs or cores(), board, [started.fileno()])
             finally:
                 report = _report(setup, runs, failed, reference, budget, model, command)
                 write_json(setup.out / "compare.json", report)
@@ -89,6 +89,11 @@ def compare(
                 error.add_note(f"logs: {setup.out}/ARM/sSEED.log")
                 raise error
     return report
+
+
+def cores() -> int:
+    """Those that this process may use: in a container fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def _start(run: Run, state: State, held: Sequence[int]) -> subprocess.Popen[byte
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
             pass_fds=held,
         )
