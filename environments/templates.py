@@ -116,9 +116,10 @@ class Template:
     def _check_task_line(cls, text: str, may: tuple[str, ...], where: str, task: str) -> None:
         """The line that the codec finds, behind which a skill is put, must be the task's."""
         other = cls.line.replace(f"{{{task}}}", "other\n")
-        values = dict.fromkeys(may, "1") | {"history": other, task: "QzzQ"}
-        line = TASK_LINE.search(text.format(**values))
-        if line is None or "QzzQ" not in line.group():
+        values = dict.fromkeys(may, "1") | {task: "QzzQ"}
+        shown = [text.format(**{**values, "history": history}) for history in ("", other)]
+        lines = map(TASK_LINE.search, shown)
+        if not all(line is not None and "QzzQ" in line.group() for line in lines):
             raise ConfigError(
                 f"{where}needs the line '{cls.line}', "
                 "before all that looks like it (a skill is put behind it)"

@@ -58,19 +58,29 @@ def parse(response: str, think: bool) -> Action:
 
 
 def brief(commands: Sequence[str]) -> str:
-    """A list of commands without the words that each shares with the one before it.
+    """A list of commands in which each leaves out what it shares with the one before it.
 
     >>> brief(["go to bed 1", "go to desk 1", "go to desk 2", "look"])
     'go to bed 1, desk 1 2, look'
+    >>> brief(["take mug 1 from desk 2", "take pen 1 from desk 2", "take pen 3 from desk 2"])
+    'take mug 1 from desk 2, pen 1, 3'
     """
     text, before = "", [""]
     for command in commands:
         words = command.split()
-        same = next((i for i, (a, b) in enumerate(zip(words, before)) if a != b), 0)
-        rest = " ".join(words[same:])
-        comma = "" if not text else " " if same == len(words) - 1 > 0 else ", "
-        text, before = f"{text}{comma}{rest}", words
+        start = _shared(words, before)
+        end = _shared(words[::-1], before[::-1])
+        end -= end > 0 and words[-end].isdigit()  # "from desk 2", without the "1" of "pen 1"
+        end = end if start and end > 2 else 0
+        comma = "" if not text else " " if 0 < start == len(words) - 1 else ", "
+        text += comma + " ".join(words[start : len(words) - end])
+        before = words
     return text
+
+
+def _shared(words: Sequence[str], others: Sequence[str]) -> int:
+    """Number of equal words at the start; 0 if one list begins with the whole other one."""
+    return next((i for i, (a, b) in enumerate(zip(words, others, strict=False)) if a != b), 0)
 
 
 class AlfworldEpisode:

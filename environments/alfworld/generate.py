@@ -25,7 +25,7 @@ from rsipo_lightning.environments.alfworld.house import OBJECTS, OPENABLE, ROOMS
 from rsipo_lightning.errors import DataError
 from rsipo_lightning.rng import keyed_random
 
-SIZES = {"train": 3600, "valid_seen": 144, "valid_unseen": 144}  # games of each split
+SIZES = {"train": 3600, "valid_train": 204, "valid_seen": 144, "valid_unseen": 144}  # games of each split
 UNSEEN = 3  # the last scenes of each room are those of valid_unseen
 
 _ROOMS = {  # rooms of a type, weighted as in the release
