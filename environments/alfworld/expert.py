@@ -29,7 +29,7 @@ from rsipo_lightning.types import Trajectory
 
 NOTHING = "Nothing happens."
 
-_TASKS = {  # type: how the task is put
+_TASKS = {  # how the task of each type is put
     "pick_clean_then_place_in_recep": r"(?:put a clean|clean some) (\w+) (?:and put it )?in (\w+)",
     "pick_heat_then_place_in_recep": r"(?:put a hot|heat some) (\w+) (?:and put it )?in (\w+)",
     "pick_cool_then_place_in_recep": r"(?:put a cool|cool some) (\w+) (?:and put it )?in (\w+)",
@@ -37,7 +37,7 @@ _TASKS = {  # type: how the task is put
     "look_at_obj_in_light": r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)",
     "pick_and_place_simple": r"put (?:a|some) (\w+) (?:in|on) (\w+)",
 }
-_TREATMENTS = {  # type: verb, where it is done, the verb that undoes it
+_TREATMENTS = {  # verb, where it is done, the verb that undoes it
     "pick_clean_then_place_in_recep": ("clean", "sinkbasin", ""),
     "pick_heat_then_place_in_recep": ("heat", "microwave", "cool"),
     "pick_cool_then_place_in_recep": ("cool", "fridge", "heat"),
@@ -324,12 +324,12 @@ _FORMAT = (
 )
 _MISLEADING = {
     "wander": (
-        "Go from one to the next and never take the object.",
+        "Go from one to the next and do not take the object.",
         "Do not take it. Go to some other target each turn.",
     ),
     "repeat": (
         "Run the first command again and again until the end.",
-        "Never go on. Repeat the same command each turn.",
+        "Do not go on. Repeat the same command each turn.",
     ),
 }
 _UNPREPARED = {  # what the plan of that name leaves out

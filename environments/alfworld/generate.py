@@ -4,10 +4,10 @@
     games[0].walkthrough                            # ("go to drawer 2", "open drawer 2", ...)
 
 A scene is a function of (world, scene number): its receptacles, where they stand and which can be
-closed. A game is one of (world, split, index): the scene, the task and where the objects lie. train
-and valid_seen share scenes, valid_unseen has others, as in the release. Types take turns, so any
-six games in a row have all of them. Every game can be won: the walkthrough comes from how it was
-made, and the goal does not hold at the start.
+closed. A game is one of (world, split, index): the scene, the task and where the objects lie.
+valid_unseen has scenes of its own, the other splits share theirs, as in the release. Types take
+turns, so any six games in a row have all of them. Every game can be won: the walkthrough comes from
+how it was made, and the goal does not hold at the start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rsipo_lightning.environments.alfworld.house import OBJECTS, OPENABLE, ROOMS
 from rsipo_lightning.errors import DataError
 from rsipo_lightning.rng import keyed_random
 
-SIZES = {"train": 3600, "valid_train": 204, "valid_seen": 144, "valid_unseen": 144}  # games of each split
+SIZES = {"train": 3600, "valid_train": 204, "valid_seen": 144, "valid_unseen": 144}  # games
 UNSEEN = 3  # the last scenes of each room are those of valid_unseen
 
 _ROOMS = {  # rooms of a type, weighted as in the release
@@ -36,7 +36,7 @@ _ROOMS = {  # rooms of a type, weighted as in the release
     "pick_cool_then_place_in_recep": {"kitchen": 100},
     "pick_two_obj_and_place": {"bedroom": 29, "bathroom": 29, "living room": 27, "kitchen": 15},
 }
-_TREATMENTS = {  # type: verb, what the object must be, predicate of the goal, where it is done
+_TREATMENTS = {  # verb, what the object must be, predicate of the goal, where it is done
     "pick_clean_then_place_in_recep": ("clean", "cleanable", "isClean", "SinkBasin"),
     "pick_heat_then_place_in_recep": ("heat", "heatable", "isHot", "Microwave"),
     "pick_cool_then_place_in_recep": ("cool", "coolable", "isCool", "Fridge"),
@@ -91,7 +91,7 @@ class GeneratedGames:
         self.world = world
 
     def split(self, name: str) -> Sequence[Game]:
-        """The games of "train", "valid_seen" or "valid_unseen", made one by one when asked for."""
+        """The games of a split of SIZES, made one by one when they are asked for."""
         if name not in SIZES:
             raise DataError(f"generated games have no split '{name}' (have: {', '.join(SIZES)})")
         return _Split(self.world, name)

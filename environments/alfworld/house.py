@@ -1,6 +1,6 @@
 """What the rooms of ALFWorld hold: types of receptacles and objects, and where objects are kept.
 
-Counted in the 3,893 games of the release; shares below 2 % are mostly left out. Generated games are
+Counted in the 3,553 training games of the release; rare places are left out. Generated games are
 drawn from these tables, with fewer cabinets and drawers, and the scripted expert searches likely
 places first.
 """
