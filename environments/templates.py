@@ -101,9 +101,7 @@ class Template:
                 if name is not None
             }
         except ValueError as error:
-            raise ConfigError(
-                f"{where}is no template: {error}; a brace is {{{{ or }}}}"
-            ) from error
+            raise ConfigError(f"{where}is no template: {error}; a brace is {{{{ or }}}}") from error
         if unknown := sorted(found.difference(may)):
             raise ConfigError(f"{where}has an unknown placeholder {{{unknown[0]}}} {have}")
         if missing := [name for name in must if name not in found]:

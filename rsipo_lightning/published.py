@@ -104,8 +104,8 @@ class Method:
     name: str
     source: str
     values: dict[str, float]
-    stated: str = ""  # kind of its average, as the file has it
-    kind: Kind | None = Kind()  # None: not known, so it is compared with nothing
+    stated: str  # kind of its average, as the file has it
+    kind: Kind | None  # None: not known, so it is compared with nothing
 
     def average(self, columns: Columns) -> float | None:
         """Its average; None if it is a macro average that its own numbers of the sets contradict.

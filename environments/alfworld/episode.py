@@ -99,7 +99,7 @@ class AlfworldEpisode:
         self._steps: list[str] = []  # what was seen and done, a line of the history for each step
 
     def reset(self, task: Task) -> str:
-        """The first user message: template, room and goal. A game that cannot be read: DataError."""
+        """The first user message: room and goal. A game that cannot be read: DataError."""
         self.close()
         self._game, self._steps = self._open(task), []
         said = _START.match(self._game.view.text)
@@ -114,7 +114,7 @@ class AlfworldEpisode:
         )
 
     def step(self, response: str) -> StepResult:
-        """See the protocol. What is no action changes nothing; the game says so in its own words."""
+        """See the protocol. What is no action changes nothing, but takes a step."""
         if self._game is None:
             raise EnvironmentFault(
                 "alfworld: step() after the end of the episode; call reset(task) first"

@@ -94,7 +94,9 @@ class FileTasks:
         self._read = lru_cache(_KEPT)(lambda game: self._games.read(self._entries[game]))
         if broken := [left.what for left in self._games.left_out if left.broken]:
             every = len(broken) + len(self._entries)
-            what = f"{path}: {len(broken)} of {every} games cannot be played; the first: {broken[0]}"
+            what = (
+                f"{path}: {len(broken)} of {every} games cannot be played; the first: {broken[0]}"
+            )
             if len(broken) > BROKEN * every:
                 raise DataError(what)
             warnings.warn(f"{what}; they are left out", stacklevel=2)

@@ -188,6 +188,10 @@ def test_a_file_as_spreadsheets_write_it(file: Path) -> None:
     assert len(Published.read(file, "Small", "search").methods) == 3
 
 
+GAMES = {s.task_type: s.size for s in COLUMNS["alfworld"].sets}
+DRAWN = dict(zip(GAMES, (30, 10, 32, 21, 20, 15), strict=True))
+
+
 class TestAlfworld:
     """Most papers played 128 draws of valid_seen with repeats, so they are not beside its 140."""
 
@@ -199,8 +203,6 @@ Small,Odd,90.0,90.0,90.0,90.0,90.0,90.0,91.0,macro6,Table 2
 Small,StepOPSD,97.1,66.7,87.0,79.1,78.9,95.0,83.6,unclear,Table 3
 Small,RSIPO,,,,,,,95.7,134/140?,seeds
 """
-    SIZES = {s.task_type: s.size for s in COLUMNS["alfworld"].sets}
-    DRAWN = dict(zip(SIZES, (30, 10, 32, 21, 20, 15), strict=True))
 
     @pytest.fixture
     def published(self, tmp_path: Path) -> Published:
@@ -218,8 +220,8 @@ Small,RSIPO,,,,,,,95.7,134/140?,seeds
 
     @pytest.mark.parametrize("split", ["valid_seen", "test"])
     def test_each_game_once(self, published: Published, split: str) -> None:
-        assert sum(self.SIZES.values()) == 140
-        found = self.look(split, self.SIZES)
+        assert sum(GAMES.values()) == 140
+        found = self.look(split, GAMES)
         *sets, sample, macro = published.rows(found)
         assert all(row.published == {} for row in sets)
         assert (sample.name, sample.size, sample.ours) == ("sample average", 140, 12.5)
@@ -231,8 +233,8 @@ Small,RSIPO,,,,,,,95.7,134/140?,seeds
         assert "Not measured on these tasks, left out: GRPO, OPID, Odd, StepOPSD" in flat
 
     def test_draws(self, published: Published) -> None:
-        assert sum(self.DRAWN.values()) == 128
-        found = self.look("legacy128", self.DRAWN)
+        assert sum(DRAWN.values()) == 128
+        found = self.look("legacy128", DRAWN)
         *sets, sample, macro = published.rows(found)
         assert sets[0].published == {"GRPO": 91.2, "OPID": 92.7, "Odd": 90.0}
         assert sample.ours == pytest.approx(100 * 15 / 128)
@@ -247,7 +249,7 @@ Small,RSIPO,,,,,,,95.7,134/140?,seeds
         assert published.to_json(found)["kinds"]["OPID"] == "macro6"
 
     @pytest.mark.parametrize(
-        ("split", "less"), [("legacy128", DRAWN), ("valid_seen", SIZES), ("valid_unseen", DRAWN)]
+        ("split", "less"), [("legacy128", DRAWN), ("valid_seen", GAMES), ("valid_unseen", DRAWN)]
     )
     def test_in_part(self, published: Published, split: str, less: dict[str, int]) -> None:
         found = self.look(split, less | {"pick_heat_then_place_in_recep": 15})
@@ -258,7 +260,7 @@ Small,RSIPO,,,,,,,95.7,134/140?,seeds
     @pytest.mark.skipif(not FILE.is_file(), reason=f"no {FILE} (RSIPO_DATA)")
     def test_the_real_file(self) -> None:
         published = Published.read(FILE, "Qwen2.5-3B", "alfworld")
-        *_, sample, macro = published.rows(self.look("legacy128", self.DRAWN))
+        *_, sample, macro = published.rows(self.look("legacy128", DRAWN))
         assert len(sample.published) == 16
         assert sorted(macro.published) == [
             "OPID",
@@ -266,4 +268,4 @@ Small,RSIPO,,,,,,,95.7,134/140?,seeds
             "SEED w/o SFT",
             "SEED w/o self-evolving OPD",
         ]
-        assert "…" not in shown(published, self.look("legacy128", self.DRAWN), 100)
+        assert "…" not in shown(published, self.look("legacy128", DRAWN), 100)
