@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rsipo_lightning.environments.alfworld.game import TYPES, Game
+from rsipo_lightning.environments.alfworld.generate import WORDINGS
 from rsipo_lightning.environments.index_cache import cached, cached_index
 from rsipo_lightning.errors import DataError
 from rsipo_lightning.files import parse_object
@@ -30,14 +31,6 @@ _LAYOUT, _GAME = "json_2.1.1", "game.tw-pddl"
 _KIND, _FORMAT = "alfworld", "1"  # of the index
 _INDEX, _TEXTS = "index.json", "games.zlib"  # the files of its folder
 _UNSET = "UNKNOWN GOAL."  # stands in the grammar before a task is put in
-_TASKS = {  # in the words of the release, for games that leave it unset
-    "pick_and_place_simple": "put a {} in {}.",
-    "look_at_obj_in_light": "look at {} under the {}.",
-    "pick_clean_then_place_in_recep": "put a clean {} in {}.",
-    "pick_heat_then_place_in_recep": "put a hot {} in {}.",
-    "pick_cool_then_place_in_recep": "put a cool {} in {}.",
-    "pick_two_obj_and_place": "put two {} in {}.",
-}
 
 
 class Entry(NamedTuple):
@@ -202,7 +195,7 @@ def _task(entry: Entry) -> str:
     words = entry.id.partition("/")[0].split("-")
     if len(words) != 5:
         return _UNSET
-    return _TASKS[entry.type].format(words[1].lower(), words[3].lower())
+    return WORDINGS[entry.type][0].format(words[1].lower(), words[3].lower())
 
 
 def _load(file: Path, where: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ _TREATMENTS = {  # verb, what the object must be, predicate of the goal, where i
     "pick_heat_then_place_in_recep": ("heat", "heatable", "isHot", "Microwave"),
     "pick_cool_then_place_in_recep": ("cool", "coolable", "isCool", "Fridge"),
 }
-_TASKS = {  # the release's two wordings of each
+WORDINGS = {  # the release's two wordings of each
     "pick_and_place_simple": ("put a {0} in {1}.", "put some {0} on {1}."),
     "look_at_obj_in_light": ("look at {0} under the {1}.", "examine the {0} with the {1}."),
     "pick_clean_then_place_in_recep": (
@@ -131,7 +131,7 @@ def _game(world: int, split: str, index: int) -> Game:
     wanted, target = rng.choice(_goals(kind, room, {r.type for r in receptacles}))
     objects = _objects(rng, kind, room, wanted, target, receptacles)
     trial = f"trial_{world}_{split}_{index:05}"
-    said = rng.choice(_TASKS[kind]).format(wanted.lower(), target.lower())
+    said = rng.choice(WORDINGS[kind]).format(wanted.lower(), target.lower())
     return Game(
         id=f"{kind}-{wanted}-None-{target}-{scene}/{trial}",
         split=split,
