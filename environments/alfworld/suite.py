@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rsipo_lightning.checks import above, at_least, one_of, within
-from rsipo_lightning.environments.alfworld import expert as experts
 from rsipo_lightning.environments.alfworld import sources
 from rsipo_lightning.environments.alfworld.builtin import BuiltinEngine
 from rsipo_lightning.environments.alfworld.episode import AlfworldEpisode
@@ -101,7 +100,7 @@ class AlfworldSuite(TaskSuite):
         """The first of each game is the task of valid_seen itself; the repeats are numbered."""
         games, drawn = self.tasks("valid_seen"), Counter[str]()
         tasks = []
-        for draw in range(DRAWS if games else 0):
+        for draw in range(DRAWS):
             task = games[keyed_random(LEGACY, draw).randrange(len(games))]
             drawn[task.id] += 1
             n = drawn[task.id]
@@ -138,11 +137,15 @@ class AlfworldSuite(TaskSuite):
 
     def expert(self, task: Task, rng: random.Random) -> Expert:
         """Plays along in a game of its own."""
-        return experts.Player(self._open(task), experts.Housekeeper(rng), self._wording.think)
+        from rsipo_lightning.environments.alfworld.expert import Housekeeper, Player
+
+        return Player(self._open(task), Housekeeper(rng), self._wording.think)
 
     def hindsight(self, trajectory: Trajectory, rng: random.Random) -> str:
-        """See :func:`expert.hindsight`."""
-        return experts.hindsight(trajectory, rng)
+        """What was missing: the form, what to do when nothing happens, or the way to the goal."""
+        from rsipo_lightning.environments.alfworld.expert import hindsight
+
+        return hindsight(trajectory, rng)
 
     def describe(self) -> dict[str, Any]:
         """Source, counts, hashes and the games that were left out; the engine."""

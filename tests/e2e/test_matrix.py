@@ -19,7 +19,7 @@ TINY = (
 )
 
 
-SHORT = {"alfworld": ("env.max_steps=4",)}  # episodes of 50 steps would take minutes
+SHORT = {"alfworld": ("env.max_steps=3",)}  # episodes of 50 steps would take minutes
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_trains_and_goes_on(algo: str, env: str, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["update"] for row in rows] == ["1", "2", "3"]
     assert all(
-        float(row["policy/mismatch_max"] or 0) < 1e-5
+        float(row["policy/mismatch_max"] or 0) < 5e-5
         for row in rows
         if "policy/mismatch_max" in row
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,30 @@ def test_the_expert_wins(kind: str, prompt: str) -> None:
 def test_keys_that_make_no_sense(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"env\.{key}={value}"):
         suite(**{key: value})
+
+
+@pytest.mark.skipif(find_spec("alfworld") is not None, reason="the extra [alfworld] is installed")
+def test_the_other_engine_needs_its_package() -> None:
+    with pytest.raises(ConfigError, match=r"env\.engine=textworld needs .*\[alfworld\]"):
+        suite(engine="textworld")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("alfworld") is None, reason="pip install 'rsipo-lightning[alfworld]'")
+def test_both_engines_play_alike_and_in_order() -> None:
+    """Several episodes at once, in worker processes and here."""
+    made, other = suite(), suite(engine="textworld", workers=2)
+    tasks = made.tasks("valid_seen")[:3]
+    responses = [
+        "<think>a</think><action>look</action>",
+        "",
+        "<think>a</think><action>fly</action>",
+    ]
+    played = []
+    for one in (made, other):
+        episodes = [one.make() for _ in tasks]
+        openings = [e.reset(task) for e, task in zip(episodes, tasks, strict=True)]
+        played.append([openings, one.step_many(episodes, responses)])
+        for _ in range(2):
+            one.close()
+    assert played[0] == played[1]
