@@ -125,11 +125,13 @@ TALK = [
         "You arrive at sinkbasin 1. On the sinkbasin 1, you see nothing.",
     ),
     ("move apple 2 to counter 1", "You move the apple 2 to the counter 1."),
+    (
+        "look",
+        "You are facing the counter 1, and sinkbasin 1. Next to it, you see a apple 2.",
+    ),
     ("take plate 1 from counter 1", "You pick up the plate 1 from the counter 1."),
     ("examine plate 1", "This is a normal plate 1. In it, you see a egg 1."),
 ]
-
-
 FILES = resources.files("rsipo_lightning.environments.alfworld") / "data"
 DOMAIN, GRAMMAR = (FILES / name for name in ("alfred.pddl", "alfred.twl2"))
 
@@ -172,6 +174,26 @@ def test_the_small_house_talks_as_the_package_does():
     )
     assert [(command, live.step(command).text) for command, _ in TALK] == TALK
     assert live.step("help").text.startswith("Available commands:\n  look:    ")
+
+
+def test_heat_takes_cold_away_and_cold_heat():
+    engine = BuiltinEngine()
+    cooled, plain = engine.open(small()), engine.open(small())
+    for live in (cooled, plain):
+        live.step("go to counter 1")
+        live.step("take apple 2 from counter 1")
+        assert live.step("examine apple 2").text == "There's nothing special about apple 2."
+        live.step("go to fridge 1")
+    cooled.step("cool apple 2 with fridge 1")
+    assert cooled.step("examine apple 2").text == "This is a cold apple 2."
+    for live in (cooled, plain):
+        live.step("go to microwave 1")
+        live.step("heat apple 2 with microwave 1")
+        assert live.step("examine apple 2").text == "This is a hot apple 2."
+    assert cooled.state_hash() == plain.state_hash()
+    cooled.step("go to fridge 1")
+    cooled.step("cool apple 2 with fridge 1")
+    assert cooled.step("examine apple 2").text == "This is a cold apple 2."
 
 
 def test_what_can_be_done_is_listed_in_order():

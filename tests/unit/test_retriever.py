@@ -17,7 +17,7 @@ from threading import Barrier, Event
 import numpy as np
 import pytest
 
-from rsipo_lightning.environments import disk_retriever, index_cache
+from rsipo_lightning.environments import disk_retriever, index_cache, retriever
 from rsipo_lightning.environments.disk_retriever import META, DiskRetriever
 from rsipo_lightning.environments.retriever import BM25Retriever, Passage
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
