@@ -1,7 +1,8 @@
 """``python -m rsipo_lightning.environments.alfworld.parity``: do both engines play alike?
 
-The same games and commands in the built-in engine and in the package's own; text, admissible
-commands (and their order) and the won flag are compared after the reset and after every command.
+The same games (real and generated) and commands in the built-in engine and in the package's own:
+text, admissible commands (and their order) and the won flag are compared after the reset and after
+every command.
 Exit code 1 if anything differs. Needs the extra ``alfworld``.
 """
 
@@ -24,6 +25,7 @@ from rich.table import Table
 from rsipo_lightning.environments.alfworld.builtin import BuiltinEngine
 from rsipo_lightning.environments.alfworld.game import TYPES, Game, GameEngine, PlayedGame, View
 from rsipo_lightning.environments.alfworld.games import read_games
+from rsipo_lightning.environments.alfworld.generate import GeneratedGames
 from rsipo_lightning.environments.alfworld.textworld import TextWorldEngine
 from rsipo_lightning.errors import RsipoError
 from rsipo_lightning.rng import keyed_random
@@ -139,11 +141,13 @@ def compare_all(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 if the engines play alike, 1 if not, 2 if they could not be compared."""
     parser = argparse.ArgumentParser(prog="parity", description=__doc__.partition("\n")[0])
     data = Path(os.environ.get("RSIPO_DATA", "../shared/data")) / "alfworld" / "games.jsonl.xz"
     parser.add_argument("--data", type=Path, default=data, help="games (default: %(default)s)")
     parser.add_argument("--train", type=int, default=300, help="random games of train (300)")
     parser.add_argument("--valid-seen", type=int, default=140, help="and of valid_seen (140)")
+    parser.add_argument("--generated", type=int, default=60, help="and generated ones (60)")
     parser.add_argument("--steps", type=int, default=30, help="random commands in a game (30)")
     parser.add_argument("--seed", type=int, default=0, help="of games and commands (0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="games at once (cores)")
@@ -151,14 +155,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     try:
         games = sample(args.data, {"valid_seen": args.valid_seen, "train": args.train}, args.seed)
+        generated = GeneratedGames(args.seed).split("train")
+        games += [generated[i] for i in range(args.generated)]
         with Progress(
             *Progress.get_default_columns()[:2],
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=Console(stderr=True),
         ) as bars:
-            outcomes = compare_all(games, args.jobs, args.steps, args.seed)
-            outcomes = list(bars.track(outcomes, total=len(games), description="games"))
+            found = compare_all(games, args.jobs, args.steps, args.seed)
+            outcomes = list(bars.track(found, total=len(games), description="games"))
     except RsipoError as error:
         print(f"parity: {error}", file=sys.stderr)
         return 2
@@ -174,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def sample(path: Path, counts: Mapping[str, int], seed: int) -> list[Game]:
-    """That many games of each split at random, or all that there are; the same for the same seed."""
+    """So many random games of each split, or all that it has; the same for the same seed."""
     chosen: list[Game] = []
     for split, count in counts.items():
         games = read_games(path, split)

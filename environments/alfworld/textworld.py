@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import threading
-from collections import Counter
 from importlib.util import find_spec
 from typing import Any, Self
 
@@ -21,7 +20,7 @@ from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault, Rsi
 _START_S = 120.0  # for a worker to import the package
 _STARTS = 3  # tries in a row
 _tokens = itertools.count()
-_counting = threading.Lock()  # of live and forgotten games
+_counting = threading.Lock()  # for live and forgotten of all workers
 
 
 class GameError(RsipoError, RuntimeError):
@@ -37,9 +36,9 @@ class TextWorldEngine:
 
     def __init__(self, workers: int = 1, timeout_s: float = 60.0) -> None:
         """Start the workers. ConfigError without the extra, or if the package cannot be loaded."""
-        check_installed()
         at_least("workers", workers, 1)
         above("timeout_s", timeout_s, 0)
+        check_installed()
         self._workers = [_Worker(timeout_s) for _ in range(workers)]
         try:
             for worker in self._workers:
@@ -52,9 +51,9 @@ class TextWorldEngine:
         """A live game that has been reset. DataError for a game that cannot be loaded, GameError if
         the worker hangs or dies over it.
         """
-        # where it is being played it has been translated; else where the fewest games are
-        worker = min(self._workers, key=lambda w: (not w.live[game.id], w.live.total()))
-        played = TextWorldGame(worker, game)
+        with _counting:
+            worker = min(self._workers, key=lambda worker: worker.live)
+            played = TextWorldGame(worker, game)
         try:
             played.reset()
         except BaseException:
@@ -65,6 +64,7 @@ class TextWorldEngine:
     def close(self) -> None:
         """End the workers. May be called twice."""
         for worker in self._workers:
+            worker.closed = True
             worker.stop()
 
 
@@ -80,8 +80,7 @@ class TextWorldGame:
         self._token = next(_tokens)
         self._process = 0  # the process of the worker that knows this game
         self._closed = False
-        with _counting:
-            worker.live[game.id] += 1
+        worker.live += 1
 
     def reset(self) -> View:
         """Back to the start: always the same view."""
@@ -90,14 +89,17 @@ class TextWorldGame:
         return self.view
 
     def step(self, command: str) -> View:
-        """One command. GameError if the worker hangs or dies; the game then stays as it was."""
+        """One command. GameError if the worker hangs or dies, or the package raises; the game then
+        stays as it was.
+        """
         self.view = self._ask("step", command)
         self._commands.append(command)
         return self.view
 
     def clone(self) -> Self:
         """An independent copy, which replays the commands so far when it is first used."""
-        copy = type(self)(self._worker, self._game)
+        with _counting:
+            copy = type(self)(self._worker, self._game)
         copy._commands, copy.view = list(self._commands), self.view
         return copy
 
@@ -110,11 +112,11 @@ class TextWorldGame:
         with _counting:
             if not self._closed:
                 self._closed = True
-                self._worker.live[self._game.id] -= 1
+                self._worker.live -= 1
                 self._worker.forgotten.append(self._token)
 
     def _ask(self, method: str, *args: Any) -> Any:
-        if self._closed:
+        if self._closed or self._worker.closed:
             raise GameError(f"{self._game.id}: the game has been closed")
         with self._worker.lock:
             if self._process != self._worker.running():
@@ -129,6 +131,7 @@ class TextWorldGame:
             try:
                 return self._worker.call(method, self._token, *args)
             except (_Refused, _Lost) as error:
+                self._process = 0  # what the command did is undone by the replay
                 at = f" at {args[0]!r}" if args else ""
                 raise GameError(f"{self._game.id}: {error}{at}") from error
 
@@ -152,7 +155,8 @@ class _Worker:
     def __init__(self, timeout_s: float) -> None:
         self.lock = threading.Lock()
         self.number = 0
-        self.live: Counter[str] = Counter()  # games by id
+        self.closed = False
+        self.live = 0  # games
         self.forgotten: list[int] = []  # tokens of closed games that the process still holds
         self._timeout_s = timeout_s
         self._process: Any = None
@@ -189,11 +193,11 @@ class _Worker:
 
     def _receive(self, timeout_s: float, request: Any = None) -> Any:
         """Send and receive with a limit on both; whatever goes wrong, the process ends."""
-        late = threading.Event()
+        late, process = threading.Event(), self._process
 
         def end() -> None:
             late.set()
-            self._process.kill()
+            process.kill()
 
         timer = threading.Timer(timeout_s, end)
         timer.daemon = True

@@ -12,7 +12,8 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,22 +29,20 @@ def serve(pipe: Connection) -> None:
     The first answer says whether the package could be loaded.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    games: Any = None
-    while True:
-        try:
-            if games is None:
-                games, value = LiveGames(), None
-            else:
-                method, args, forgotten = pipe.recv()
-                games.forget(forgotten)
-                value = getattr(games, method)(*args)
-            pipe.send((False, value))
-        except EOFError:
-            return
-        except (Exception, SystemExit) as error:  # the translator exits at what it cannot parse
-            pipe.send((True, " ".join(f"{type(error).__name__}: {error}".split())))
-            if games is None:
-                return
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        refused, games = _answer(LiveGames)
+        pipe.send((refused, games if refused else None))
+        while not refused:
+            method, args, forgotten = pipe.recv()
+            games.forget(forgotten)
+            pipe.send(_answer(getattr(games, method), *args))
+
+
+def _answer(call: Callable[..., Any], *args: Any) -> tuple[bool, Any]:
+    try:
+        return False, call(*args)
+    except (Exception, SystemExit) as error:  # the translator exits at what it cannot parse
+        return True, " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class LiveGames:
