@@ -24,7 +24,7 @@ class Game:
     type: str  # one of TYPES
     problem: str  # PDDL problem, as it stands in game.tw-pddl
     domain: str  # PDDL domain; one string object shared by all games that have the same
-    grammar: str  # text grammar, shared like the domain
+    grammar: str  # text grammar, with the sentence that states the task
     walkthrough: tuple[str, ...]  # commands that win; () if the file has none
 
 
