@@ -145,10 +145,11 @@ class Housekeeper:
                 self._ready.discard(match[2])
         if match := _SEEN.search(text):
             self._seen[match[1] or match[2]] = _NAME.findall(match[3])
+        lamp = self._first(f"use {self._goal.target} ")
         for option in self._options:
             verb, _, name = option.partition(" ")
             if verb == "examine" and name in self._order:
-                if any(o.startswith("use ") for o in self._options):
+                if lamp:
                     self._lamp = name
                 if f"open {name}" not in self._options:
                     self._done.add(name)

@@ -184,7 +184,7 @@ def _location(rng: random.Random, number: int) -> str:
 
 
 def _goals(kind: str, room: str, types: set[str]) -> list[tuple[str, str]]:
-    """All (object type, target type) that make a game of this kind, alike often for each object."""
+    """All (object type, target type) that make a game of this kind in a scene with these types."""
     goals = []
     for name in ROOMS[room].objects:
         places = [p for p in OBJECTS[name].places if p in types]

@@ -1,6 +1,7 @@
 """The scripted expert on real and generated games, and the skills that name its plans."""
 
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -21,12 +22,16 @@ from rsipo_lightning.environments.alfworld.expert import (
     skills,
 )
 from rsipo_lightning.environments.alfworld.game import TYPES
+from rsipo_lightning.environments.alfworld.games import open_games
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
 from rsipo_lightning.environments.alfworld.house import OBJECTS, ROOMS
 from rsipo_lightning.environments.experts import KINDS
 from rsipo_lightning.errors import DataError
 from rsipo_lightning.skills import MAX_CHARS, MIN_WORDS, category
 
+ROOT = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("RSIPO_DATA") or ROOT.parent / "shared" / "data")
+REAL = DATA / "alfworld" / "games.jsonl.xz"
 TINY = Path(models.__path__[0]) / "tiny"
 ENGINE = BuiltinEngine()
 APPLIANCES = {"sinkbasin", "microwave", "fridge", "desklamp"}
@@ -49,6 +54,15 @@ def _share(games, limit=50, **how):
 @pytest.fixture(scope="module")
 def games():
     return GeneratedGames(0).split("train")[:60]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    if not REAL.is_file():
+        pytest.skip(f"no real games at {REAL} (RSIPO_DATA)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RSIPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield open_games(REAL)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +94,24 @@ def test_another_task_is_refused():
 
 def test_it_wins_all_generated_games(games):
     assert _share(games, limit=30) == 1
+
+
+def test_it_wins_real_games(real):
+    made = [real.read(entry) for entry in real.split("valid_seen")[::4]]
+    assert {game.type for game in made} == set(TYPES)
+    assert _share(made, limit=30) == 1
+
+
+@pytest.mark.slow
+def test_it_wins_all_real_games_of_valid_seen_and_300_of_train(real):
+    train = real.split("train")
+    for entries, within_30 in (
+        (real.split("valid_seen"), 1.0),
+        (train[:: len(train) // 300], 0.98),
+    ):
+        turns = [_turns(real.read(entry)) for entry in entries]
+        assert max(turns) <= 50
+        assert sum(n <= 30 for n in turns) / len(turns) >= within_30
 
 
 def test_more_noise_wins_less(games):
