@@ -230,7 +230,8 @@ class Published:
         rows = self.rows(result)
         methods = [m for m in self.methods if any(m.name in row.published for row in rows)]
         parts: list[list[str]] = [[]]
-        fixed = max(len(f"{row.name}{row.tasks} of {row.size}") for row in rows) + 15
+        names, counts = (r.name for r in rows), (f"{r.tasks} of {r.size}" for r in rows)
+        fixed = max(map(len, names)) + max(map(len, counts)) + 15  # the columns of every table
         room = width - fixed
         for method in methods:
             need = max(len(method.name), 4) + 3
@@ -284,7 +285,9 @@ class Published:
 
     def _caption(self, rows: list[Row], shown: list[Method], result: EvalResult) -> str:
         if not shown:
-            lines = ["No set was run in full: no published number is shown."]
+            full = any(row.in_full for row in rows)
+            why = "None is of these tasks" if full else "No set was run in full"
+            lines = [f"{why}: no published number is shown."]
         else:
             lines = ["Published numbers by source:", *_grouped((m.source, m.name) for m in shown)]
         if shown and self.columns.kind:

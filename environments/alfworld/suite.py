@@ -36,7 +36,7 @@ from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.types import Task, Trajectory
 
 STANDS_FOR = {"val": "valid_train", "test": "valid_seen"}  # of the release
-LEGACY, DRAWS = "legacy128", 128
+LEGACY, DRAWS, SEEN = "legacy128", 128, 140  # split, its tasks, the games they are drawn from
 
 
 @dataclass
@@ -97,8 +97,13 @@ class AlfworldSuite(TaskSuite):
         return self._source.tasks(official)
 
     def _drawn(self) -> list[Task]:
-        """The first of each game is the task of valid_seen itself; the repeats are numbered."""
+        """The first of each game is the task of valid_seen itself; repeats are numbered.
+
+        DataError if these are not the games that others drew from.
+        """
         games, drawn = self.tasks("valid_seen"), Counter[str]()
+        if len(games) != SEEN:
+            raise DataError(f"{LEGACY} is of the {SEEN} games of the release, not of {len(games)}")
         tasks = []
         for draw in range(DRAWS):
             task = games[keyed_random(LEGACY, draw).randrange(len(games))]

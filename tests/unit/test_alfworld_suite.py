@@ -64,8 +64,13 @@ def test_other_seeds_of_the_world_have_other_games() -> None:
     assert opening(one, one.tasks("val")[0]) != opening(two, two.tasks("val")[0])
 
 
-def test_legacy128_draws_with_repeats() -> None:
-    made, again = suite(), AlfworldSuite(AlfworldConfig(), seed=7)
+def test_legacy128_draws_with_repeats(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="legacy128 is of the 140 games of the release, not of 144"):
+        suite().tasks("legacy128")
+    for game in GAMES.split("valid_seen")[:140]:
+        write_game(game, tmp_path / "data")
+    config = AlfworldConfig(data=str(tmp_path / "data"))
+    made, again = AlfworldSuite(config, seed=0), AlfworldSuite(config, seed=7)
     drawn = made.tasks("legacy128")
     assert drawn == again.tasks("legacy128")
     assert len({task.id for task in drawn}) == len(drawn) == 128
@@ -132,9 +137,10 @@ def test_a_game_that_breaks_later_breaks_its_episode(folder: Path) -> None:
     game.write_text(json.dumps(row | {"pddl_problem": "(define"}))
     with pytest.raises(DataError):
         opening(made, task)
+    other = suite(data=str(folder))
     game.unlink()
-    with pytest.raises(DataError):
-        opening(suite(data=str(folder)), task)
+    with pytest.raises(DataError, match="cannot be read"):
+        opening(other, task)
 
 
 def test_no_games(tmp_path: Path) -> None:

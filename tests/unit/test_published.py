@@ -248,6 +248,13 @@ Small,RSIPO,,,,,,,95.7,134/140?,seeds
         assert "Stated average is not that of its sets, left out: Odd" in flat
         assert published.to_json(found)["kinds"]["OPID"] == "macro6"
 
+    def test_none_of_the_same_tasks(self, tmp_path: Path) -> None:
+        path = tmp_path / "published.csv"
+        path.write_text(self.HEAD + self.ROWS.replace("RSIPO,,,,,,,95.7,134/140?", "X,,,,,,,9,?"))
+        published = Published.read(path, "Small", "alfworld")
+        text = shown(published, self.look("valid_seen", GAMES))
+        assert "None is of these tasks: no published number is shown." in text
+
     @pytest.mark.parametrize(
         ("split", "less"), [("legacy128", DRAWN), ("valid_seen", GAMES), ("valid_unseen", DRAWN)]
     )
