@@ -27,7 +27,7 @@ from rsipo_lightning.environments.alfworld.game import TYPES, Game, GameEngine, 
 from rsipo_lightning.environments.alfworld.games import read_games
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
 from rsipo_lightning.environments.alfworld.textworld import TextWorldEngine
-from rsipo_lightning.errors import RsipoError
+from rsipo_lightning.errors import EnvironmentFault, RsipoError
 from rsipo_lightning.rng import keyed_random
 
 _JUNK = ("", "xyzzy", "look around", "LOOK", "go to nowhere 1", "take apple 1", " inventory ")
@@ -48,7 +48,7 @@ class Outcome:
 def compare(game: Game, ours: GameEngine, reference: GameEngine, steps: int, seed: int) -> Outcome:
     """Play ``steps`` random commands, and the walkthrough with detours, in both engines.
 
-    A sequence ends at its first difference. An engine that refuses the game has differed.
+    A sequence ends at its first difference. An engine that refuses or breaks the game has differed.
     """
     outcome = Outcome()
     for name in ("random", "walkthrough"):
@@ -56,11 +56,13 @@ def compare(game: Game, ours: GameEngine, reference: GameEngine, steps: int, see
         walk = game.walkthrough if name == "walkthrough" else None
         try:
             pair = (ours.open(game), reference.open(game))
+            commands = _commands(pair[1], walk, steps, rng)
+            outcome.differences += _side_by_side(f"{game.id}, {name}", pair, commands, outcome)
+        except EnvironmentFault:
+            raise
         except RsipoError as error:
-            outcome.differences.append(f"{game.id}: {error}")
-            break
-        commands = _commands(pair[1], walk, steps, rng)
-        outcome.differences += _side_by_side(f"{game.id}, {name}", pair, commands, outcome)
+            outcome.differences.append(f"{game.id}, {name}: {error}")
+            continue
         for played in pair:
             played.close()
     return outcome
