@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 ARGS ?=
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 
-.PHONY: fit test check install lint types test-fast tiny-policy tiny-hard-policy smollm2 board dist clean
+.PHONY: fit test check install lint types test-fast tiny-policy tiny-hard-policy smollm2 parity board dist clean
 
 fit: install
 	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
@@ -55,6 +55,10 @@ tiny-hard-policy: install
 
 smollm2: install
 	$(BIN)/python -m rsipo_lightning.smollm2 $(ARGS)
+
+# Of the two engines of ALFWorld, over real games.
+parity: install
+	$(BIN)/python -m rsipo_lightning.environments.alfworld.parity $(ARGS)
 
 board: install
 	@echo 'success, gain and trust in tabs: http://localhost:6006/#custom_scalars'

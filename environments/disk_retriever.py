@@ -18,10 +18,10 @@ from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped,unused-i
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rsipo_lightning.environments.index_cache import cached_index
 from rsipo_lightning.environments.retriever import (
     LocalRetriever,
     Passage,
-    cached_index,
     nothing_found,
     read_passages,
 )

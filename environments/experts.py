@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rsipo_lightning.environments import world
-from rsipo_lightning.environments.wording import wording
+from rsipo_lightning.environments.wording import Wording
 from rsipo_lightning.environments.world import ALL_TYPES, entities, years
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.types import Task, Trajectory
@@ -280,7 +280,7 @@ def skills(type_: str, kind: str) -> list[ScriptedSkill]:
 
 def vocabulary() -> list[str]:
     """Words and punctuation of the world, compact prompts, experts and skills, sorted."""
-    say = wording("compact")
+    say = Wording.read("compact")
     fixed = [say.opening.format(question=""), say.invalid, say.last, say.empty, *_THOUGHTS]
     fixed += [skill.text for type_ in ALL_TYPES for kind in KINDS for skill in skills(type_, kind)]
     return sorted({*world.vocabulary(), *(piece for text in fixed for piece in world.pieces(text))})

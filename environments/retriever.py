@@ -7,36 +7,27 @@ in the file and are read by byte offset; disk_retriever.py is for corpora larger
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import mmap
-import os
 import re
-import shutil
-import sys
-import tempfile
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import bm25s  # type: ignore[import-untyped,unused-ignore]
 import numpy as np
 import Stemmer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped,unused-ignore]
 
+from rsipo_lightning.environments.index_cache import cached_index
 from rsipo_lightning.errors import DataError
-from rsipo_lightning.files import hash_file, parse_object, read_jsonl
-
-T = TypeVar("T")
+from rsipo_lightning.files import parse_object, read_jsonl
 
 _SETTINGS = f"1 bm25s-{bm25s.__version__} lucene k1=1.5 b=.75 english"
 _TOKEN = re.compile(r"\w\w+")
 _STOPWORDS = frozenset(STOPWORDS_EN)
-_REMEMBER = 1 << 30  # bytes from which the hash of a corpus is computed once, see hash_corpus()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,124 +111,6 @@ class BM25Retriever(LocalRetriever):
             found = found[scores[found] >= border]
         order = np.argsort(-scores[found], kind="stable")[:k]
         return [(int(i), float(scores[i])) for i in found[order]]
-
-
-def cache_folder() -> Path:
-    """Where indexes are kept: ``$RSIPO_CACHE`` or ``~/.cache/rsipo_lightning``."""
-    return Path(os.environ.get("RSIPO_CACHE") or "~/.cache/rsipo_lightning").expanduser()
-
-
-def cached_index(
-    path: Path,
-    kind: str,
-    settings: str,
-    write: Callable[[Path, Path, str], None],
-    read: Callable[[Path], T],
-) -> tuple[T, str]:
-    """What ``read(folder)`` makes of the index of a file, and the SHA-256 of the file.
-
-    ``write(path, folder, sha256)`` builds it if there is none, or one that cannot be read. Of
-    processes that come at once, one builds.
-    """
-    sha256 = hash_corpus(path)
-    key = hashlib.sha256(f"{sha256} {settings}".encode()).hexdigest()[:24]
-    folder = cache_folder() / f"{kind}-{key}"
-
-    def existing() -> T | None:
-        try:
-            return read(folder) if folder.is_dir() else None
-        except Exception:  # whatever reading half a file raises
-            return None
-
-    found = existing()
-    if found is None:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(folder, f"another process that builds the index of {path}") as alone:
-                found = existing()  # another process may have built it while we waited
-                if found is None:
-                    killed = folder.parent.glob(f".{folder.name}-*.part") if alone else ()
-                    for broken in (folder, *killed):
-                        shutil.rmtree(broken, ignore_errors=True)
-                    with _whole(folder) as part:
-                        write(path, part, sha256)
-        except OSError as error:
-            raise DataError(
-                f"{folder.parent}: the index of {path} cannot be written ({error}); "
-                "point RSIPO_CACHE at a folder with space"
-            ) from error
-    if found is None and (found := existing()) is None:
-        raise DataError(f"{folder}: the index of {path} cannot be read back")
-    return found, sha256
-
-
-@contextmanager
-def _locked(folder: Path, what: str) -> Iterator[bool]:
-    """One process at a time for each folder: True. Where a file system has no locks all go on:
-    False.
-    """
-    file = folder.with_name(f".{folder.name}.lock")
-    while True:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        alone = _lock(handle, what)
-        with suppress(FileNotFoundError):
-            if not alone or os.path.samestat(os.fstat(handle), os.stat(file)):
-                break
-        os.close(handle)  # who was waited for has removed it: others lock a new one
-    try:
-        yield alone
-    finally:
-        file.unlink(missing_ok=True)
-        os.close(handle)
-
-
-def _lock(handle: int, what: str) -> bool:
-    """Wait for a lock, and say so; False if there are none."""
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for {what}", file=sys.stderr, flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
-
-
-@contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A folder to be filled, which becomes ``folder`` complete or not at all."""
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", suffix=".part", dir=folder.parent))
-    try:
-        yield part
-        try:
-            part.rename(folder)
-        except OSError:  # another process was first; its index is as good
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def hash_corpus(path: Path) -> str:
-    """As :func:`hash_file`; that of a large file is remembered by its path, size and time."""
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    if stat.st_size < _REMEMBER:
-        return hash_file(path)
-    name = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    note = cache_folder() / f"sha256-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
-    if note.is_file():
-        return note.read_text()
-    sha256 = hash_file(path)
-    part = note.with_name(f".{note.name}-{os.getpid()}.part")
-    with suppress(OSError):  # then it is computed again
-        note.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(sha256)
-        part.replace(note)
-    return sha256
 
 
 def to_passage(row: dict[str, Any], where: str) -> Passage:

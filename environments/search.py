@@ -27,7 +27,8 @@ from rsipo_lightning.environments.retriever import (
 )
 from rsipo_lightning.environments.retrievers import RetrieverConfig, check_retriever, make_retriever
 from rsipo_lightning.environments.search_episode import Action, SearchEpisode
-from rsipo_lightning.environments.wording import STYLES, template_file, wording
+from rsipo_lightning.environments.templates import STYLES
+from rsipo_lightning.environments.wording import Wording
 from rsipo_lightning.environments.world import ALL_TYPES, TYPES
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
 from rsipo_lightning.files import hash_file
@@ -74,7 +75,7 @@ class SearchSuite(TaskSuite):
         """Open or make the data. ``seed`` changes nothing: all runs share tasks and facts."""
         self.config = config
         _check(config)
-        self._wording = wording(config.prompt, config.template)
+        self._wording = Wording.read(config.prompt, config.template)
         self._source: WorldQuestions | FileQuestions
         self._retriever: Retriever | None
         if config.questions is None:
@@ -180,7 +181,7 @@ class SearchSuite(TaskSuite):
         """Source, counts and hashes."""
         described = self._source.describe()
         if self.config.template:
-            file = template_file(self.config.template)
+            file = Wording.file(self.config.template)
             described["template"] = {"path": str(file), "sha256": hash_file(file)}
         retriever = self._retriever
         if isinstance(retriever, LocalRetriever):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rsipo_lightning.environments.answers import exact_match, lenient_match
 from rsipo_lightning.environments.retriever import Passage
+from rsipo_lightning.environments.templates import inert
 from rsipo_lightning.environments.wording import Wording
 from rsipo_lightning.errors import EnvironmentFault
 from rsipo_lightning.protocols import StepResult
@@ -25,8 +26,6 @@ _FORMS = {
     ("<think>", "</think>", "<search>", "</search>"): "search",
     ("<think>", "</think>", "<answer>", "</answer>"): "answer",
 }
-# "<" before anything that could make it a tag or a chat marker, and Mistral's [INST]
-_CONTROL = re.compile(r"<(?=[^\s\d=])|\[(?=/?INST\])")
 
 
 class Action(NamedTuple):
@@ -59,11 +58,6 @@ def parse(response: str, think: bool) -> Action:
         return Action("", why="no thought")
     text = " ".join(response[tags[-2].end() : tags[-1].start()].split())
     return Action(kind, text) if text else Action("", why=f"the {kind} is empty")
-
-
-def inert(text: str) -> str:
-    """Data on one line that cannot act: "<search>" becomes "< search>", chat markers likewise."""
-    return _CONTROL.sub(lambda match: match.group() + " ", " ".join(text.split()))
 
 
 def cut(text: str, tokens: int) -> str:

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 FLAGS = {  # group: (metavar, help)
     "algo": ("A", "algorithm: rsipo, grpo, ... (see --list)"),
     "sft": ("R", "recipe: scripted (default), seed, tiny (see --list)"),
-    "env": ("E", "environment: search, ..."),
+    "env": ("E", "environment: search, alfworld, ..."),
     "model": ("M", "preset of the policy (default: tiny; hf if model.path is given)"),
     "trainer": ("T", "preset of devices and strategy (default: auto)"),
     "engine": ("X", "what generates (default: hf)"),
@@ -168,7 +168,7 @@ def _eval(argv: list[str]) -> int:
         "--split",
         metavar="S",
         help="train, val, test or one of the environment's own (default: test; for search with "
-        "env.questions=FILE its split all, every question)",
+        "env.questions=FILE its split all, every question; for alfworld valid_seen)",
     )
     cap = parser.add_mutually_exclusive_group().add_argument
     cap("--episodes", metavar="N", type=int, help="tasks to play (default: eval.episodes)")

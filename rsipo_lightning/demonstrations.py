@@ -19,7 +19,7 @@ from itertools import pairwise
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments import experts, world
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
-from rsipo_lightning.environments.wording import wording
+from rsipo_lightning.environments.wording import Wording
 from rsipo_lightning.imitation import Row, episode_rows, outcome, sample, skill_row
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
@@ -133,7 +133,7 @@ class Demonstrations:
             {kind: [t for t in s.tasks("train") if t.type == kind] for kind in s.types}
             for s in self._suites
         ]
-        self._opening = wording("compact").opening
+        self._opening = Wording.read("compact").opening
         words = world.name_words()
         self._words = [self._one(word) for word in words]
         self._unseen = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Collection
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,12 +28,32 @@ class PublishedSet(NamedTuple):
     size: int  # tasks of the whole set
 
 
+SAMPLE, MACRO = "sample average", "macro average"
+
+
+class Kind(NamedTuple):
+    """What a published row averages, and over which tasks."""
+
+    average: str = MACRO
+    draws: str = ""  # split of ours that is drawn like it; "" for each task of the sets once
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """What a file of published numbers says of one environment."""
 
     sets: tuple[PublishedSet, ...]
-    average: str  # column of their macro average
+    average: str  # column of their average
+    kind: str = ""  # column that says its kind; without one each is a plain Kind()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)  # by pattern; no others are compared
+    draws: Mapping[str, int] = field(default_factory=dict)  # {split: tasks drawn of all sets}
+
+    def kind_of(self, stated: str) -> Kind | None:
+        """What the column ``kind`` says; None if that is not known."""
+        if not self.kind:
+            return Kind()
+        known = (kind for form, kind in self.kinds.items() if re.fullmatch(form, stated))
+        return next(known, None)
 
 
 # An environment's numbers can be compared once it stands here. Search: 51,713 questions, the test
@@ -50,10 +71,29 @@ COLUMNS: Final[dict[str, Columns]] = {
         ),
         average="search_avg",
     ),
+    # The 140 games of valid_seen. Most papers played 128 draws with repeats (methods.md 10), those
+    # that give the mean of six numbers too: 92.7 % of 35 games is no whole number of games.
+    "alfworld": Columns(
+        (
+            PublishedSet("pick", "pick_and_place_simple", 35),
+            PublishedSet("look", "look_at_obj_in_light", 13),
+            PublishedSet("clean", "pick_clean_then_place_in_recep", 27),
+            PublishedSet("heat", "pick_heat_then_place_in_recep", 16),
+            PublishedSet("cool", "pick_cool_then_place_in_recep", 25),
+            PublishedSet("pick2", "pick_two_obj_and_place", 24),
+        ),
+        average="alf_avg",
+        kind="alf_avg_kind",
+        kinds={
+            r"micro128": Kind(SAMPLE, "legacy128"),
+            r"macro6\??": Kind(MACRO, "legacy128"),
+            r"\d+/140\??": Kind(SAMPLE),
+        },
+        draws={"legacy128": 128},
+    ),
 }
 
 
-FIXED: Final = 44  # width of the columns that every table of ours has
 ROUNDING: Final = 0.1 + 1e-9  # per cent, of numbers with one decimal
 
 
@@ -64,15 +104,18 @@ class Method:
     name: str
     source: str
     values: dict[str, float]
+    stated: str  # kind of its average, as the file has it
+    kind: Kind | None  # None: not known, so it is compared with nothing
 
     def average(self, columns: Columns) -> float | None:
-        """Its macro average; None if it is not what its own numbers of the sets give.
+        """Its average; None if it is a macro average that its own numbers of the sets contradict.
 
         A few papers average over questions. Where a paper gives its average only, it is believed.
         """
         stated = self.values.get(columns.average)
         sets = [self.values[s.column] for s in columns.sets if s.column in self.values]
-        if stated is None or len(sets) < len(columns.sets):
+        macro = self.kind is not None and self.kind.average == MACRO
+        if stated is None or len(sets) < len(columns.sets) or not macro:
             return stated
         return stated if abs(stated - sum(sets) / len(sets)) <= ROUNDING else None
 
@@ -127,7 +170,9 @@ class Published:
                 )
             values = {name: _number(f"{file}:{line}", name, row[name]) for name in names}
             known = {name: value for name, value in values.items() if value is not None}
-            methods.append(Method(row["method"], row["source"], known))
+            stated = (row.get(columns.kind) or "").strip()
+            kind = columns.kind_of(stated)
+            methods.append(Method(row["method"], row["source"], known, stated, kind))
         if not methods:
             raise ConfigError(f"--published-model {model}: {file} has {models}")
         return cls(str(file), model, tuple(methods), columns)
@@ -140,41 +185,63 @@ class Published:
             raise ConfigError(f"--published has {', '.join(known)}; the tasks here are {have}")
 
     def rows(self, result: EvalResult) -> list[Row]:
-        """A row for each set; that of the macro average only if all were run in full."""
+        """A row for each set, and if all were run in full one for each kind of average.
+
+        Tasks that were drawn count as a set in full if all draws were played.
+        """
+        columns, methods = self.columns, self.comparable(result)
+        draws = columns.draws.get(result.split, 0)
+        drawn = bool(draws) and result.overall.tasks == draws
         rows = []
-        for s in self.columns.sets:
+        for s in columns.sets:
             tally = result.types.get(s.task_type)
             tasks = tally.tasks if tally else 0
+            size = (tasks if drawn else draws) if draws else s.size
             ours = 100 * tally.success_frac if tally and tasks else None
             published = {
                 m.name: m.values[s.column]
-                for m in self.methods
-                if tasks == s.size and s.column in m.values
+                for m in methods
+                if tasks == size and s.column in m.values
             }
-            rows.append(Row(s.task_type, tasks, s.size, ours, published))
-        ours_of = [row.ours for row in rows if row.in_full and row.ours is not None]
-        if len(ours_of) == len(rows):
-            total = sum(row.size for row in rows)
-            averages = {m.name: m.average(self.columns) for m in self.methods}
-            known = {name: value for name, value in averages.items() if value is not None}
-            rows.append(Row("macro average", total, total, sum(ours_of) / len(rows), known))
+            rows.append(Row(s.task_type, tasks, size, ours, published))
+        played = [(row.ours, row.tasks) for row in rows if row.in_full and row.ours is not None]
+        if len(played) == len(rows):
+            total = sum(tasks for _, tasks in played)
+            means = {
+                SAMPLE: sum(ours * tasks for ours, tasks in played) / total,
+                MACRO: sum(ours for ours, _ in played) / len(played),
+            }
+            kinds = {kind.average for kind in columns.kinds.values()} or {MACRO}
+            for name in (name for name in means if name in kinds):
+                averages = {
+                    m.name: m.average(columns) for m in methods if m.kind and m.kind.average == name
+                }
+                known = {name: value for name, value in averages.items() if value is not None}
+                rows.append(Row(name, total, total, means[name], known))
         return rows
+
+    def comparable(self, result: EvalResult) -> list[Method]:
+        """Methods that were measured on the same sets, once each or drawn alike."""
+        drawn = result.split if result.split in self.columns.draws else ""
+        return [m for m in self.methods if m.kind and m.kind.draws == drawn]
 
     def tables(self, result: EvalResult, width: int) -> list[Table]:
         """One table, or several of fewer methods where ``width`` characters are not enough."""
         rows = self.rows(result)
         methods = [m for m in self.methods if any(m.name in row.published for row in rows)]
         parts: list[list[str]] = [[]]
-        room = width - FIXED
+        names, counts = (r.name for r in rows), (f"{r.tasks} of {r.size}" for r in rows)
+        fixed = max(map(len, names)) + max(map(len, counts)) + 15  # the columns of every table
+        room = width - fixed
         for method in methods:
             need = max(len(method.name), 4) + 3
             if need > room and parts[-1]:
                 parts.append([])
-                room = width - FIXED
+                room = width - fixed
             parts[-1].append(method.name)
             room -= need
         tables = [self._table(rows, part) for part in parts]
-        tables[-1].caption = self._caption(rows, methods)
+        tables[-1].caption = self._caption(rows, methods, result)
         return tables
 
     def to_json(self, result: EvalResult) -> dict[str, Any]:
@@ -194,6 +261,7 @@ class Published:
                 for row in self.rows(result)
             ],
             "sources": {m.name: m.source for m in self.methods},
+            **({"kinds": {m.name: m.stated for m in self.methods}} if self.columns.kind else {}),
         }
 
     def _table(self, rows: list[Row], names: list[str]) -> Table:
@@ -215,15 +283,22 @@ class Published:
             )
         return table
 
-    def _caption(self, rows: list[Row], shown: list[Method]) -> str:
+    def _caption(self, rows: list[Row], shown: list[Method], result: EvalResult) -> str:
         if not shown:
-            return "No set was run in full: no published number is shown."
-        lines = ["Published numbers by source:"]
-        sources: dict[str, list[str]] = {}
-        for method in shown:
-            sources.setdefault(method.source, []).append(method.name)
-        lines += [f"{source}: {', '.join(names)}" for source, names in sources.items()]
-        if not all(row.in_full for row in rows):
+            full = any(row.in_full for row in rows)
+            why = "None is of these tasks" if full else "No set was run in full"
+            lines = [f"{why}: no published number is shown."]
+        else:
+            lines = ["Published numbers by source:", *_grouped((m.source, m.name) for m in shown)]
+        if shown and self.columns.kind:
+            kinds = _grouped((m.stated, m.name) for m in shown)
+            lines += ["Their kinds of average, as the file says:", *kinds]
+        comparable = self.comparable(result)
+        if others := [m.name for m in self.methods if m not in comparable]:
+            lines.append(f"Not measured on these tasks, left out: {', '.join(others)}")
+        if shown and result.split in self.columns.draws:
+            lines.append(f"{result.split}: tasks are drawn as theirs were, but are not the same.")
+        if shown and not all(row.in_full for row in rows):
             lines.append("Sets that were not run in full have no published number here.")
         elif odd := [
             m.name
@@ -234,13 +309,22 @@ class Published:
         return escape("\n".join(lines))
 
 
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """``"group: name, name"`` for each group."""
+    groups: dict[str, list[str]] = {}
+    for group, name in pairs:
+        groups.setdefault(group, []).append(name)
+    return [f"{group}: {', '.join(names)}" for group, names in groups.items()]
+
+
 def _rows(file: Path, columns: Columns) -> list[tuple[int, dict[str, str]]]:
     """(line number, row) of a CSV file, at least one."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.DictReader(handle)
-            needed = ["model", "method", "source", *(s.column for s in columns.sets)]
-            missing = {*needed, columns.average}.difference(reader.fieldnames or ())
+            needed = {"model", "method", "source", *(s.column for s in columns.sets)}
+            needed |= {columns.average} | ({columns.kind} if columns.kind else set())
+            missing = needed.difference(reader.fieldnames or ())
             if missing:
                 raise DataError(f"{file}: no column {', '.join(sorted(missing))}")
             rows = [(reader.line_num, row) for row in reader if row["model"]]

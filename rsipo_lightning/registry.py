@@ -30,6 +30,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "vanilla": "rsipo_lightning.algorithms.vanilla:Vanilla",
     },
     "environments": {
+        "alfworld": "rsipo_lightning.environments.alfworld.suite:AlfworldSuite",
         "search": "rsipo_lightning.environments.search:SearchSuite",
     },
     "engines": {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("ALFWORLD_DATA", None)  # games of this machine are not those of the tests
 
 
 class ChatServer:

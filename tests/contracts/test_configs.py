@@ -127,6 +127,20 @@ def test_presets_of_search_are_the_published_protocols() -> None:
     assert (tiny.env.prompt, tiny.env.topk, tiny.env.history) == ("compact", 3, 4)
 
 
+def test_presets_of_alfworld_are_the_published_protocols() -> None:
+    """With the papers' values of the model (methods.md 7.1)."""
+
+    def keys(env: str) -> list[Any]:
+        config = compose_kind(FIT, {"algo": "step_opsd", "env": env, "model": "hf"}).config
+        e, r, a = config.env, config.rollout, config.algo
+        episode = [e.context, e.history, e.max_steps, e.invalid_penalty, e.admissible]
+        return [*episode, r.tasks, r.group, r.max_new_tokens, a.kl, a.entropy, a.span]
+
+    shared = [0.1, "always", 16, 8, 512, 0.01, 0.001, "action"]
+    assert keys("alfworld") == ["window", 2, 50, *shared]
+    assert keys("alfworld_30") == ["window", 5, 30, *shared]
+
+
 @pytest.mark.parametrize("engine", registry.names("engines"))
 def test_every_engine_composes(engine: str) -> None:
     flags = {"algo": "grpo", "env": "search", "engine": engine}

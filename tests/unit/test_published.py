@@ -186,3 +186,93 @@ def test_a_file_as_spreadsheets_write_it(file: Path) -> None:
     """With a byte order mark."""
     file.write_text(HEAD + ROWS, encoding="utf-8-sig")
     assert len(Published.read(file, "Small", "search").methods) == 3
+
+
+GAMES = {s.task_type: s.size for s in COLUMNS["alfworld"].sets}
+DRAWN = dict(zip(GAMES, (30, 10, 32, 21, 20, 15), strict=True))
+
+
+class TestAlfworld:
+    """Most papers played 128 draws of valid_seen with repeats, so they are not beside its 140."""
+
+    HEAD = "model,method,pick,look,clean,heat,cool,pick2,alf_avg,alf_avg_kind,source\n"
+    ROWS = """\
+Small,GRPO,91.2,62.5,96.2,61.9,65.0,47.4,75.0,micro128,Table 1
+Small,OPID,92.7,100.0,88.9,70.0,84.2,70.0,84.3,macro6,Table 2
+Small,Odd,90.0,90.0,90.0,90.0,90.0,90.0,91.0,macro6,Table 2
+Small,StepOPSD,97.1,66.7,87.0,79.1,78.9,95.0,83.6,unclear,Table 3
+Small,RSIPO,,,,,,,95.7,134/140?,seeds
+"""
+
+    @pytest.fixture
+    def published(self, tmp_path: Path) -> Published:
+        path = tmp_path / "published.csv"
+        path.write_text(self.HEAD + self.ROWS)
+        return Published.read(path, "Small", "alfworld")
+
+    def look(self, split: str, sizes: dict[str, int]) -> EvalResult:
+        """Success in half of the first type, nowhere else."""
+        types = {n: Tally(k, k, values={SUCCESS: Sums()}) for n, k in sizes.items()}
+        first = sizes["pick_and_place_simple"]
+        won = Sums(first / 2, first / 2)
+        types["pick_and_place_simple"] = Tally(first, first, values={SUCCESS: won})
+        return EvalResult("alfworld", split, 0.4, types, 1.0)
+
+    @pytest.mark.parametrize("split", ["valid_seen", "test"])
+    def test_each_game_once(self, published: Published, split: str) -> None:
+        assert sum(GAMES.values()) == 140
+        found = self.look(split, GAMES)
+        *sets, sample, macro = published.rows(found)
+        assert all(row.published == {} for row in sets)
+        assert (sample.name, sample.size, sample.ours) == ("sample average", 140, 12.5)
+        assert sample.published == {"RSIPO": 95.7}
+        assert (macro.name, macro.ours) == ("macro average", pytest.approx(50 / 6))
+        assert macro.published == {}
+        flat = " ".join(shown(published, found).split())
+        assert "134/140?: RSIPO" in flat
+        assert "Not measured on these tasks, left out: GRPO, OPID, Odd, StepOPSD" in flat
+
+    def test_draws(self, published: Published) -> None:
+        assert sum(DRAWN.values()) == 128
+        found = self.look("legacy128", DRAWN)
+        *sets, sample, macro = published.rows(found)
+        assert sets[0].published == {"GRPO": 91.2, "OPID": 92.7, "Odd": 90.0}
+        assert sample.ours == pytest.approx(100 * 15 / 128)
+        assert sample.published == {"GRPO": 75.0}
+        assert macro.published == {"OPID": 84.3}
+        flat = " ".join(shown(published, found).split())
+        assert "micro128: GRPO" in flat
+        assert "macro6: OPID, Odd" in flat
+        assert "Not measured on these tasks, left out: StepOPSD, RSIPO" in flat
+        assert "legacy128: tasks are drawn as theirs were, but are not the same." in flat
+        assert "Stated average is not that of its sets, left out: Odd" in flat
+        assert published.to_json(found)["kinds"]["OPID"] == "macro6"
+
+    def test_none_of_the_same_tasks(self, tmp_path: Path) -> None:
+        path = tmp_path / "published.csv"
+        path.write_text(self.HEAD + self.ROWS.replace("RSIPO,,,,,,,95.7,134/140?", "X,,,,,,,9,?"))
+        published = Published.read(path, "Small", "alfworld")
+        text = shown(published, self.look("valid_seen", GAMES))
+        assert "None is of these tasks: no published number is shown." in text
+
+    @pytest.mark.parametrize(
+        ("split", "less"), [("legacy128", DRAWN), ("valid_seen", GAMES), ("valid_unseen", DRAWN)]
+    )
+    def test_in_part(self, published: Published, split: str, less: dict[str, int]) -> None:
+        found = self.look(split, less | {"pick_heat_then_place_in_recep": 15})
+        rows = published.rows(found)
+        assert len(rows) == 6
+        assert all(row.published == {} for row in rows)
+
+    @pytest.mark.skipif(not FILE.is_file(), reason=f"no {FILE} (RSIPO_DATA)")
+    def test_the_real_file(self) -> None:
+        published = Published.read(FILE, "Qwen2.5-3B", "alfworld")
+        *_, sample, macro = published.rows(self.look("legacy128", DRAWN))
+        assert len(sample.published) == 16
+        assert sorted(macro.published) == [
+            "OPID",
+            "SEED",
+            "SEED w/o SFT",
+            "SEED w/o self-evolving OPD",
+        ]
+        assert "…" not in shown(published, self.look("legacy128", DRAWN), 100)

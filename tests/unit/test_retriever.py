@@ -17,7 +17,7 @@ from threading import Barrier, Event
 import numpy as np
 import pytest
 
-from rsipo_lightning.environments import disk_retriever, retriever
+from rsipo_lightning.environments import disk_retriever, index_cache, retriever
 from rsipo_lightning.environments.disk_retriever import META, DiskRetriever
 from rsipo_lightning.environments.retriever import BM25Retriever, Passage
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
@@ -174,7 +174,7 @@ def test_only_who_needs_the_same_index_waits(kind, corpus, cache, tmp_path, monk
     other.write_text(corpus.read_text() + "\n")
     module = {BM25Retriever: retriever, DiskRetriever: disk_retriever}[kind]
     write, waiting = module._write, Event()
-    monkeypatch.setattr(retriever, "print", lambda *a, **k: waiting.set(), raising=False)
+    monkeypatch.setattr(index_cache, "print", lambda *a, **k: waiting.set(), raising=False)
 
     def slow(path, folder, sha256):
         write(path, folder, sha256)
@@ -202,15 +202,15 @@ def test_what_a_killed_build_left_is_removed(kind, corpus, cache):
 
 
 def test_the_hash_of_a_large_corpus_is_remembered(corpus, cache, monkeypatch):
-    monkeypatch.setattr(retriever, "_REMEMBER", 1)
-    sha256 = retriever.hash_corpus(corpus)
-    assert sha256 == retriever.hash_file(corpus)
+    monkeypatch.setattr(index_cache, "_REMEMBER", 1)
+    sha256 = index_cache.remembered_hash(corpus)
+    assert sha256 == index_cache.hash_file(corpus)
     with monkeypatch.context() as patch:
-        patch.setattr(retriever, "hash_file", None)
-        assert retriever.hash_corpus(corpus) == sha256
+        patch.setattr(index_cache, "hash_file", None)
+        assert index_cache.remembered_hash(corpus) == sha256
     with corpus.open("a") as file:
         file.write("\n")
-    assert retriever.hash_corpus(corpus) == retriever.hash_file(corpus) != sha256
+    assert index_cache.remembered_hash(corpus) == index_cache.hash_file(corpus) != sha256
 
 
 # the index on disk
@@ -348,6 +348,6 @@ def test_the_suite_over_the_disk(corpus, tmp_path, cache):
     config.corpus = str(folder)
     again = SearchSuite(config, 0).describe()
     assert described["passages"] == again["passages"] == 4
-    sha256 = retriever.hash_file(corpus)
+    sha256 = index_cache.hash_file(corpus)
     assert described["files"]["corpus"] == [{"path": str(corpus), "sha256": sha256}]
     assert again["files"]["corpus"] == [{"path": str(folder), "sha256": sha256}]

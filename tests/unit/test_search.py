@@ -6,12 +6,13 @@ import pytest
 
 from rsipo_lightning.environments.retriever import Passage
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
-from rsipo_lightning.environments.search_episode import cut, inert, parse
-from rsipo_lightning.environments.wording import wording
+from rsipo_lightning.environments.search_episode import cut, parse
+from rsipo_lightning.environments.templates import inert
+from rsipo_lightning.environments.wording import Wording
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
 from rsipo_lightning.types import Completion, Stop, Task, Trajectory, Turn
 
-SAY = wording("compact")
+SAY = Wording.read("compact")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
-from rsipo_lightning.environments.wording import STYLES, wording
+from rsipo_lightning.environments.templates import STYLES
+from rsipo_lightning.environments.wording import Wording
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.types import Task
 
@@ -38,7 +39,7 @@ def test_parts_of_a_file_replace_those_of_the_style_and_no_others(tmp_path):
     assert "\nDoc 1(Title: " in episode.step("<search>Amber Fountain</search>").observation
     episode.reset(TASK)
     assert "\nnothing {sic}\n" in episode.step("<search>xylophone</search>").observation
-    assert wording("full", file).window == wording("full").window
+    assert Wording.read("full", file).window == Wording.read("full").window
     described = suite.describe()["template"]
     assert (described["path"], len(described["sha256"])) == (file, 64)
 
@@ -98,8 +99,8 @@ def test_mistakes_name_the_file_and_the_part(tmp_path, text, says):
 
 def test_a_missing_file_and_one_that_is_no_text(tmp_path):
     with pytest.raises(ConfigError, match=r"env\.template=nope\.yaml: cannot be read"):
-        wording("full", "nope.yaml")
+        Wording.read("full", "nope.yaml")
     binary = tmp_path / "x.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not YAML"):
-        wording("full", str(binary))
+        Wording.read("full", str(binary))

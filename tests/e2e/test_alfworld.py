@@ -1,0 +1,111 @@
+"""ALFWorld through the commands: evaluations by game, and what is wrong with the games."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rsipo_lightning.cli import eval_main, fit_main
+from rsipo_lightning.environments.alfworld.games import write_game
+from rsipo_lightning.environments.alfworld.generate import GeneratedGames
+
+TINY = Path(__file__).parents[2] / "rsipo_lightning" / "models" / "tiny"
+PER_SPLIT = 12  # two of each type
+
+
+@pytest.fixture
+def games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the layout of the release."""
+    monkeypatch.setenv("RSIPO_CACHE", str(tmp_path / "cache"))
+    for split in ("train", "valid_train", "valid_seen"):
+        for game in GeneratedGames(0).split(split)[:PER_SPLIT]:
+            write_game(game, tmp_path / "games")
+    return tmp_path / "games"
+
+
+def evaluate(out: Path, *argv: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The result and its episodes, of short games."""
+    flags = ["--env", "alfworld", "--model", "tiny", "env.max_steps=2", "--out", str(out)]
+    assert eval_main([str(TINY), *flags, *argv]) == 0
+    rows = out.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()
+    return json.loads(out.read_text(encoding="utf-8")), [json.loads(row) for row in rows]
+
+
+def test_every_game_of_a_split_once_whatever_the_batch(games: Path, tmp_path: Path) -> None:
+    data = f"env.data={games}"
+    argv = ["--split", "valid_seen", "--samples", "3", data]
+    record, rows = evaluate(tmp_path / "a.json", *argv, "eval.episodes=5")
+    ids = {game.id: game.type for game in GeneratedGames(0).split("valid_seen")[:PER_SPLIT]}
+    assert Counter(row["task"] for row in rows) == dict.fromkeys(ids, 3)
+    assert all(row["type"] == ids[row["task"]] for row in rows)
+    assert {name: tally["tasks"] for name, tally in record["types"].items()} == dict(
+        Counter(ids.values())
+    )
+    assert record["overall"]["tasks"] == PER_SPLIT
+    assert record["overall"]["n"] == 3 * PER_SPLIT
+    assert record["data"]["games"]["valid_seen"] == PER_SPLIT
+    other, again = evaluate(tmp_path / "b.json", *argv, "rollout.live=7")
+    assert sorted(rows, key=str) == sorted(again, key=str)
+    assert record["types"] == other["types"]
+    _, plain = evaluate(tmp_path / "c.json", data, "eval.episodes=5")  # the split of the papers
+    assert [row for row in rows if not row["sample"]] == plain
+
+
+def test_draws_as_the_published_tables_have_them(
+    games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    csv = tmp_path / "published.csv"
+    csv.write_text(
+        "model,method,pick,look,clean,heat,cool,pick2,alf_avg,alf_avg_kind,source\n"
+        "Small,GRPO,91.2,62.5,96.2,61.9,65.0,47.4,75.0,micro128,Table 1\n"
+        "Small,RSIPO,,,,,,,95.7,134/140?,seeds\n"
+    )
+    argv = [f"env.data={games}", "--published", str(csv), "--published-model", "Small"]
+    once = ["env.max_steps=1", *argv]
+    flags = [str(TINY), "--env", "alfworld", "--model", "tiny", *once, "--split", "legacy128"]
+    assert eval_main(flags) == 2
+    assert "legacy128 is of the 140 games of the release, not of 12" in capsys.readouterr().err
+    for game in GeneratedGames(0).split("valid_seen")[PER_SPLIT:140]:
+        write_game(game, games)
+    record, rows = evaluate(tmp_path / "a.json", *once, "--split", "legacy128")
+    assert len(rows) == len({row["task"] for row in rows}) == 128
+    assert len({row["task"].partition("#")[0] for row in rows}) < 100
+    averages = {row["set"]: row["published"] for row in record["published"]["rows"][-2:]}
+    assert averages == {"sample average": {"GRPO": 75.0}, "macro average": {}}
+    assert "91.2" in capsys.readouterr().out
+    record, _ = evaluate(tmp_path / "b.json", *once)  # 140 games, but not so many of each type
+    assert not any(row["published"] for row in record["published"]["rows"])
+
+
+def test_a_game_that_cannot_be_played_is_counted(
+    games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = min((games / "json_2.1.1" / "valid_seen").glob("*/*/game.tw-pddl"))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pddl_problem": "(define"}))
+    argv = [f"env.data={games}", "env.max_steps=1"]
+    record, rows = evaluate(tmp_path / "a.json", *argv)
+    assert (record["overall"]["n"], record["overall"]["broken"]) == (PER_SPLIT - 1, 1)
+    assert [row["stop"] for row in rows if row["error"]] == ["error"]
+    assert "1 episodes broke and do not count" in capsys.readouterr().out
+    strict = [*argv, "rollout.max_error_frac=0.01"]
+    assert eval_main([str(TINY), "--env", "alfworld", "--model", "tiny", *strict]) == 75
+    assert "1 of 12 episodes broke" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", ["", "train", "valid_train", "valid_seen"])
+def test_games_that_are_missing_are_said_before_work_starts(
+    split: str, games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them, or those of a split that a run plays."""
+    (games / "json_2.1.1" / split).rename(tmp_path / "away")
+    run = tmp_path / "run"
+    argv = ["--algo", "grpo", "--env", "alfworld", f"env.data={games}", f"run.dir={run}"]
+    assert fit_main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(games) in line
+    assert (f"'{split}'" if split else "0 games found in") in line
+    assert not run.exists()

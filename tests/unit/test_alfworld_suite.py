@@ -1,0 +1,204 @@
+"""The tasks of ALFWorld: splits, files, what is left out, and what a run records."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rsipo_lightning.environments.alfworld.game import TYPES
+from rsipo_lightning.environments.alfworld.games import write_game
+from rsipo_lightning.environments.alfworld.generate import GeneratedGames
+from rsipo_lightning.environments.alfworld.suite import AlfworldConfig, AlfworldSuite
+from rsipo_lightning.errors import ConfigError, DataError
+from rsipo_lightning.types import Task
+
+GAMES = GeneratedGames(0)
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RSIPO_CACHE", str(tmp_path / "cache"))
+
+
+def suite(**keys: Any) -> AlfworldSuite:
+    return AlfworldSuite(AlfworldConfig(**keys), 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Six games of a split each in the layout of the release; none of valid_unseen."""
+    for split in ("train", "valid_train", "valid_seen"):
+        for game in GAMES.split(split)[:6]:
+            write_game(game, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def first_file(folder: Path) -> Path:
+    return min((folder / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))
+
+
+def opening(made: AlfworldSuite, task: Task) -> str:
+    return made.make().reset(task)
+
+
+def test_splits_of_the_release_and_what_stands_for_them() -> None:
+    made = suite()
+    for name, official in {"val": "valid_train", "test": "valid_seen"}.items():
+        assert [task.id for task in made.tasks(name)] == [g.id for g in GAMES.split(official)]
+    assert made.tasks("train")[-1].id == GAMES.split("train")[3599].id
+    assert [task.type for task in made.tasks("valid_unseen")[:6]] == list(TYPES)
+    says = "no split 'valid' .have: train, val, test, valid_train, valid_seen, valid_unseen, legacy"
+    with pytest.raises(DataError, match=says):
+        made.tasks("valid")
+    assert AlfworldSuite.evaluation_split(AlfworldConfig(), ()) == "valid_seen"
+
+
+def test_other_seeds_of_the_world_have_other_games() -> None:
+    one, two = suite(), suite(world=1)
+    assert opening(one, one.tasks("val")[0]) != opening(two, two.tasks("val")[0])
+
+
+def test_legacy128_draws_with_repeats(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="legacy128 is of the 140 games of the release, not of 144"):
+        suite().tasks("legacy128")
+    for game in GAMES.split("valid_seen")[:140]:
+        write_game(game, tmp_path / "data")
+    config = AlfworldConfig(data=str(tmp_path / "data"))
+    made, again = AlfworldSuite(config, seed=0), AlfworldSuite(config, seed=7)
+    drawn = made.tasks("legacy128")
+    assert drawn == again.tasks("legacy128")
+    assert len({task.id for task in drawn}) == len(drawn) == 128
+    times = Counter(task.payload["game"] for task in drawn)
+    assert 60 < len(times) < 128
+    assert max(times.values()) > 2
+    seen = {task.id: task for task in made.tasks("valid_seen")}
+    for task in drawn:  # the first draw of a game is that game's task, so it is played alike
+        n = int(task.id.partition("#")[2] or 1)
+        assert n <= times[task.payload["game"]]
+        assert (task == seen.get(task.id)) == (n == 1)
+        assert task.payload == seen[task.payload["game"]].payload
+    repeat = next(task for task in drawn if "#" in task.id)
+    assert opening(made, repeat) == opening(made, seen[repeat.payload["game"]])
+
+
+@pytest.mark.parametrize("where", ["data", "ALFWORLD_DATA"])
+def test_files_play_as_the_games_they_hold(
+    where: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "ALFWORLD_DATA":
+        monkeypatch.setenv(where, str(folder))
+    made = suite(data=str(folder) if where == "data" else None)
+    tasks = {task.id: task for task in made.tasks("test")}
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    for task in suite().tasks("test")[:6]:
+        assert tasks[task.id].type == task.type
+        assert opening(made, tasks[task.id]) == opening(suite(), task)
+    with pytest.raises(DataError, match="0 games in split 'valid_unseen'"):
+        made.tasks("valid_unseen")
+
+
+def test_what_is_recorded(folder: Path, tmp_path: Path) -> None:
+    template = tmp_path / "mine.yaml"
+    template.write_text("invalid: No.")
+    described = suite(data=str(folder), template=str(template)).describe()
+    assert json.loads(json.dumps(described)) == described
+    assert described["games"] == {"train": 6, "valid_seen": 6, "valid_train": 6}
+    assert (described["path"], described["engine"]) == (str(folder), "builtin")
+    assert (described["left_out"], described["broken"]) == (0, [])
+    assert described["template"]["path"] == str(template)
+    assert suite(world=3).describe()["world"] == 3
+    first_file(folder).unlink()
+    assert suite(data=str(folder)).describe()["sha256"] != described["sha256"]
+
+
+def test_a_broken_game_is_left_out_and_counted(folder: Path) -> None:
+    first_file(folder).write_text("{")
+    with pytest.warns(UserWarning, match="1 of 18 games cannot be played; the first: .*not JSON"):
+        made = suite(data=str(folder))
+    assert len(made.tasks("train")) == 5
+    assert len(made.describe()["broken"]) == 1
+    for file in sorted((folder / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))[:2]:
+        file.write_text("{")
+    with pytest.raises(DataError, match="2 of 18 games cannot be played"):
+        suite(data=str(folder))
+
+
+def test_a_game_that_breaks_later_breaks_its_episode(folder: Path) -> None:
+    made = suite(data=str(folder))
+    task = made.tasks("train")[0]
+    game = folder / "json_2.1.1" / "train" / task.payload["game"] / "game.tw-pddl"
+    row = json.loads(game.read_text())
+    game.write_text(json.dumps(row | {"pddl_problem": "(define"}))
+    with pytest.raises(DataError):
+        opening(made, task)
+    other = suite(data=str(folder))
+    game.unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        opening(other, task)
+
+
+def test_no_games(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"0 games found in .*, expected .*train/\*/\*/game.tw-pddl"
+    ):
+        suite(data=str(tmp_path))
+
+
+@pytest.mark.parametrize("prompt", ["compact", "full"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_expert_wins(kind: str, prompt: str) -> None:
+    made = suite(prompt=prompt)
+    task = next(task for task in made.tasks("val") if task.type == kind)
+    episode, expert = made.make(), made.expert(task, random.Random(0))
+    episode.reset(task)
+    while (result := episode.step(expert.act(""))).stop is None:
+        assert result.valid
+    assert result.success
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("engine", "textword"),
+        ("context", "all"),
+        ("admissible", "yes"),
+        ("prompt", "long"),
+        ("template", "none.yaml"),
+    ],
+)
+def test_keys_that_make_no_sense(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"env\.{key}={value}"):
+        suite(**{key: value})
+
+
+@pytest.mark.skipif(find_spec("alfworld") is not None, reason="the extra [alfworld] is installed")
+def test_the_other_engine_needs_its_package() -> None:
+    with pytest.raises(ConfigError, match=r"env\.engine=textworld needs .*\[alfworld\]"):
+        suite(engine="textworld")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("alfworld") is None, reason="pip install 'rsipo-lightning[alfworld]'")
+def test_both_engines_play_alike_and_in_order() -> None:
+    """Several episodes at once, in worker processes and here."""
+    made, other = suite(), suite(engine="textworld", workers=2)
+    tasks = made.tasks("valid_seen")[:3]
+    responses = [
+        "<think>a</think><action>look</action>",
+        "",
+        "<think>a</think><action>fly</action>",
+    ]
+    played = []
+    for one in (made, other):
+        episodes = [one.make() for _ in tasks]
+        openings = [e.reset(task) for e, task in zip(episodes, tasks, strict=True)]
+        played.append([openings, one.step_many(episodes, responses)])
+        for _ in range(2):
+            one.close()
+    assert played[0] == played[1]
