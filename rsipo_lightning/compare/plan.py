@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rsipo_lightning import registry
+from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.composing import component, compose, plain
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import ConfigError, DataError
@@ -242,6 +243,8 @@ def _algorithm(config: RunConfig) -> Any:
 
     found = registry.load_class("algorithms", component("algo", config.groups["algo"]), Algorithm)
     found.check(config.algo, config.rollout)
+    if found.uses_bank(config.algo) and config.algo.bank:
+        SkillBank.load(config.algo.bank)  # what is not there is said now, not by every seed
     return found(config.algo, config.seed)
 
 

@@ -144,13 +144,6 @@ def test_what_is_done_is_not_run_again(done: Path, monkeypatch: pytest.MonkeyPat
     assert {path: path.stat().st_mtime_ns for path in started(done)} == times
 
 
-def test_updates_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert main(call(out, "--updates", "2", "trainer.updates=1")) == 2
-    assert "--updates and trainer.updates=N" in capsys.readouterr().err
-    assert not out.exists()
-
-
 def test_another_config_or_policy_or_data_is_refused(
     done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,11 @@ def _loader(load: Any) -> Any:
         (["--env", "search", "--algos", "grpo", "--budget", "s"], "must be one of updates, env_"),
         (["--env", "search", "--algos", "grpo", "--reference", "grp"], "did you mean 'grpo'?"),
         (["--env", "search", "--algos", "grpo", "--control-alg", "x"], "did you mean --control-a"),
+        (
+            ["--env", "search", "--algos", "grpo", "--updates", "2", "trainer.updates=1"],
+            "--updates and trainer.updates=N say the same",
+        ),
+        (["--env", "search", "--arm", "x: sdar algo.bank=no.json"], "no skill bank 'no.json'"),
         (["--env", "search", "--algos", "grpo", "seed=1"], "seed=1: choose it with --seeds"),
         (["--env", "search", "--algos", "grpo", "run.dir=x"], "choose it with --out"),
         (["--env", "search", "--algos", "rsipo", "rollout.group=5"], "even number of at least 4"),
