@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import lzma
+import os
 import random
 from collections import Counter
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,15 @@ from rsipo_lightning.environments.alfworld.games import write_game
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
 from rsipo_lightning.environments.alfworld.suite import AlfworldConfig, AlfworldSuite
 from rsipo_lightning.errors import ConfigError, DataError
+from rsipo_lightning.protocols import StepResult
 from rsipo_lightning.types import Task
 
+ROOT = Path(__file__).resolve().parents[2]
+REAL = Path(os.environ.get("RSIPO_DATA") or ROOT.parent / "shared" / "data") / "alfworld"
 GAMES = GeneratedGames(0)
+with_package = pytest.mark.skipif(
+    find_spec("alfworld") is None, reason="pip install 'rsipo-lightning[alfworld]'"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +159,66 @@ def test_no_games(tmp_path: Path) -> None:
         suite(data=str(tmp_path))
 
 
+def some_real_games(to: Path) -> Path:
+    """Every 17th line of the real file, from the header on."""
+    with lzma.open(REAL / "games.jsonl.xz") as file, to.open("wb") as out:
+        out.writelines(islice(file, 0, None, 17))
+    return to
+
+
+class Recorded:
+    """An episode: what a policy, the game and its state showed, from the reset on."""
+
+    def __init__(self, made: AlfworldSuite, task: Task) -> None:
+        self.live = made.make()
+        self.first = self.live.reset(task)
+        assert self.live._game is not None
+        self.start = (self.first, self.live._game.view.admissible, self.live._game.state_hash())
+        self.shown: list[tuple[StepResult, str]] = []
+
+    def act(self, command: str) -> bool:
+        """Whether the episode goes on."""
+        game = self.live._game
+        assert game is not None
+        result = self.live.step(f"<action>{command}</action>")
+        self.shown.append((result, game.state_hash()))
+        return result.stop is None
+
+
+@pytest.mark.parametrize("games", ["generated", "real"])
+def test_replays_of_200_games_are_the_episodes_of_the_student(games: str, tmp_path: Path) -> None:
+    """They come when other games have pushed theirs out of the caches, and take turns."""
+    if games == "real" and not REAL.is_dir():
+        pytest.skip(f"no real games at {REAL} (RSIPO_DATA)")
+    keys: dict[str, Any] = {"prompt": "compact", "max_steps": 31}
+    if games == "real":
+        keys["data"] = str(some_real_games(tmp_path / "some.jsonl"))
+    made = suite(**keys)
+    tasks = [*made.tasks("valid_seen")[:7], *made.tasks("train")][:200]
+    assert len({task.id for task in tasks}) == 200
+    students, commands = [], []
+    for task in tasks:
+        student, rng, said = Recorded(made, task), random.Random(task.id), []
+        for step in range(30):
+            assert student.live._game is not None
+            listed = student.live._game.view.admissible
+            said.append("fly" if step == 7 else rng.choice(listed))
+            if not student.act(said[-1]):
+                break
+        students.append(student)
+        commands.append(said)
+    assert sum(len(said) == 30 for said in commands) > 150
+    for k in range(0, len(tasks), 8):
+        places = [*range(k, k + 8)] * 2
+        replays = [Recorded(made, tasks[i]) for i in places]
+        assert [replay.start for replay in replays] == [students[i].start for i in places]
+        for step in range(30):
+            for i, replay in zip(places, replays, strict=True):
+                if step < len(commands[i]):
+                    replay.act(commands[i][step])
+        assert [replay.shown for replay in replays] == [students[i].shown for i in places]
+
+
 @pytest.mark.parametrize("prompt", ["compact", "full"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_expert_wins(kind: str, prompt: str) -> None:
@@ -184,7 +253,7 @@ def test_the_other_engine_needs_its_package() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("alfworld") is None, reason="pip install 'rsipo-lightning[alfworld]'")
+@with_package
 def test_both_engines_play_alike_and_in_order() -> None:
     """Several episodes at once, in worker processes and here."""
     made, other = suite(), suite(engine="textworld", workers=2)
