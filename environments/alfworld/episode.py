@@ -39,8 +39,9 @@ def parse(response: str, think: bool) -> Action:
     >>> parse("<action>Go to  Desk 2</action>", think=False).command
     'go to desk 2'
 
-    None, several, nested, unclosed or empty blocks and Chinese characters make it invalid (stricter
-    than methods.md 1.3); a command that the game would not accept does not. Text outside is ignored.
+    None, several, nested, unclosed or empty blocks and Chinese characters make it invalid (this is
+    stricter than methods.md 1.3); a command that the game would not accept does not. Text outside
+    is ignored.
     """
     tags = list(_TAG.finditer(response))
     names = tuple(tag.group() for tag in tags)

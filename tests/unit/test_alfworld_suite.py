@@ -6,6 +6,8 @@ import json
 import lzma
 import os
 import random
+import signal
+import threading
 from collections import Counter
 from importlib.util import find_spec
 from itertools import islice
@@ -271,3 +273,25 @@ def test_both_engines_play_alike_and_in_order() -> None:
         for _ in range(2):
             one.close()
     assert played[0] == played[1]
+
+
+@pytest.mark.slow
+@with_package
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_worker_that_dies_or_hangs_breaks_one_of_the_episodes(dies: bool) -> None:
+    made = suite(engine="textworld", workers=1, timeout_s=5, prompt="compact")
+    episodes = [made.make() for _ in range(3)]
+    for episode, task in zip(episodes, made.tasks("valid_seen"), strict=False):
+        episode.reset(task)
+    process = made._engine._workers[0]._process  # type: ignore[attr-defined]
+    os.kill(process.pid, signal.SIGSTOP)
+    if dies:
+        threading.Timer(0.3, process.kill).start()
+    results = made.step_many(episodes, ["<action>look</action>"] * 3)
+    assert sorted(isinstance(result, Exception) for result in results) == [False, False, True]
+    (broken,) = (str(result) for result in results if isinstance(result, Exception))
+    assert ("its worker died" if dies else "no answer within 5 s") in broken
+    for episode in episodes:
+        episode.close()
+    made.close()
+    assert not made._engine._workers[0]._process  # type: ignore[attr-defined]
