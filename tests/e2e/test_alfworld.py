@@ -126,6 +126,11 @@ def test_games_that_break_in_training(
     for file, text in zip(files, whole, strict=True):
         file.write_text(text)
     assert fit_main(["--resume", str(tmp_path / "two")]) == 0
+    spoil(PER_SPLIT)
+    capsys.readouterr()
+    assert fit_main([*argv, f"run.dir={tmp_path / 'none'}"]) == 2
+    assert "its PDDL problem ends early" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("split", ["", "train", "valid_train", "valid_seen"])
