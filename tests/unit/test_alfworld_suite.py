@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 
+from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments.alfworld.game import TYPES
 from rsipo_lightning.environments.alfworld.games import write_game
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
 from rsipo_lightning.environments.alfworld.suite import AlfworldConfig, AlfworldSuite
 from rsipo_lightning.errors import ConfigError, DataError
 from rsipo_lightning.protocols import StepResult
-from rsipo_lightning.types import Task
+from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
+from rsipo_lightning.testing import byte_tokenizer
+from rsipo_lightning.types import Role, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = Path(os.environ.get("RSIPO_DATA") or ROOT.parent / "shared" / "data") / "alfworld"
@@ -219,6 +222,21 @@ def test_replays_of_200_games_are_the_episodes_of_the_student(games: str, tmp_pa
                 if step < len(commands[i]):
                     replay.act(commands[i][step])
         assert [replay.shown for replay in replays] == [students[i].shown for i in places]
+
+
+def test_an_expert_does_not_stop_others_at_a_broken_game(folder: Path) -> None:
+    made = suite(data=str(folder), prompt="compact")
+    first, *tasks = made.tasks("train")
+    game = folder / "json_2.1.1" / "train" / first.payload["game"] / "game.tw-pddl"
+    game.write_text(json.dumps(json.loads(game.read_text()) | {"pddl_problem": "(define"}))
+    jobs = [Job(task, Role.STUDENT, 0, 0) for task in (first, *tasks)]
+    player = ExpertPlayer(
+        made, Codec(byte_tokenizer()), lambda job: made.expert(job.task, random.Random(0))
+    )
+    played = player.play(jobs, Sampling(0, 1.0, 1, 10**9, len(jobs)))
+    assert [trajectory.scored for trajectory in played] == [False] + [True] * len(tasks)
+    assert "its PDDL problem ends early" in played[0].error
+    assert all(trajectory.success for trajectory in played[1:])
 
 
 @pytest.mark.parametrize("prompt", ["compact", "full"])
