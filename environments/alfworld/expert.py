@@ -272,16 +272,19 @@ class Player:
     """
 
     def __init__(self, game: PlayedGame, keeper: Housekeeper, think: bool) -> None:
-        """``game`` is at its start, and closed when it is won; ``think``: say a thought first."""
+        """``game`` is at its start; ``think``: say a thought first."""
         self._game, self._keeper, self._think = game, keeper, think
 
     def act(self, observation: str) -> str:
         """The next response: ``<action>go to fridge 1</action>``."""
         command = self._keeper.decide(self._game.view.text, self._game.view.admissible)
-        if self._game.step(command).won:
-            self._game.close()
+        self._game.step(command)
         thought = f"<think>{self._keeper.thought()}</think>" if self._think else ""
         return f"{thought}<action>{command}</action>"
+
+    def close(self) -> None:
+        """Close its game."""
+        self._game.close()
 
 
 # ---- skills

@@ -278,6 +278,22 @@ def test_an_expert_does_not_stop_others_at_a_broken_game(folder: Path) -> None:
     assert all(trajectory.success for trajectory in played[1:])
 
 
+@pytest.mark.slow
+@with_package
+def test_no_game_of_an_expert_stays_open() -> None:
+    made = suite(engine="textworld", workers=1, prompt="compact", max_steps=1)
+    try:
+        player = ExpertPlayer(
+            made, Codec(byte_tokenizer()), lambda job: made.expert(job.task, random.Random(0))
+        )
+        jobs = [Job(task, Role.STUDENT, 0, 0) for task in made.tasks("val")[:2]]
+        played = player.play(jobs, Sampling(0, 1.0, 1, 10**9, len(jobs)))
+        assert [trajectory.success for trajectory in played] == [False] * 2
+        assert made._engine._workers[0].live == 0  # type: ignore[attr-defined]
+    finally:
+        made.close()
+
+
 @pytest.mark.parametrize("prompt", ["compact", "full"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_expert_wins(kind: str, prompt: str) -> None:
