@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rsipo_lightning.cli import eval_main, fit_main
+from rsipo_lightning.cli import eval_main, fit_main, sft_main
 from rsipo_lightning.environments.alfworld.games import write_game
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
+from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
 
 TINY = Path(__file__).parents[2] / "rsipo_lightning" / "models" / "tiny"
 PER_SPLIT = 12  # two of each type
@@ -133,6 +137,75 @@ def test_games_that_break_in_training(
     assert fit_main([*argv, f"run.dir={tmp_path / 'none'}"]) == 2
     assert "it has a text grammar of its own" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+FIT = ["--algo", "grpo", "--model", "tiny", "eval.every=0", "eval.episodes=0"]
+SFT = ["sft.epochs=1", "rollout.tasks=4", "rollout.group=1", "env.max_steps=2"]
+
+
+def test_stage_1_goes_on_where_the_first_game_is_broken(games: Path, tmp_path: Path) -> None:
+    spoil(sorted((games / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))[:1])
+    argv = ["--env", "alfworld", f"env.data={games}", f"run.dir={tmp_path / 'run'}", *SFT]
+    assert sft_main([*argv, "rollout.max_error_frac=0.5"]) == 0
+
+
+@pytest.mark.parametrize("command", ["fit", "sft", "eval"])
+def test_cpu_seconds_of_workers_count(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that end when the environment is closed, too."""
+    close = AlfworldSuite.close
+    work = "import time\nwhile time.process_time() < 0.5: pass"
+
+    def ends(suite: AlfworldSuite) -> None:
+        close(suite)
+        subprocess.run([sys.executable, "-c", work], check=True)
+
+    monkeypatch.setattr(AlfworldSuite, "close", ends)
+    argv = ["--env", "alfworld", "log.progress=false", "env.max_steps=1"]
+    run = [*argv, f"run.dir={tmp_path / 'run'}"]
+    began = time.process_time()
+    if command == "fit":
+        small = ["trainer.updates=1", "rollout.tasks=1", "rollout.group=2"]
+        assert fit_main([*FIT, *run, *small]) == 0
+    elif command == "sft":
+        assert sft_main([*SFT, *run]) == 0
+    else:
+        evaluate(tmp_path / "run.json", "--episodes", "1")
+    here = time.process_time() - began
+    file = tmp_path / "run.json" if command == "eval" else tmp_path / "run" / "run.json"
+    assert json.loads(file.read_text())["cpu_s"] > here + 0.3
+
+
+@pytest.mark.parametrize(
+    ("main", "argv", "says"),
+    [
+        (fit_main, [*FIT, "rollout.tasks=4000"], "there are only 3600 training tasks"),
+        (fit_main, [*FIT, "rollout.context=999999999"], "rollout.context=999999999"),
+        (fit_main, [*FIT[2:], "--algo", "skill_prompt", "algo.bank=no.json"], "no.json"),
+        (sft_main, [*SFT, "rollout.tasks=1"], "with sft.val_frac=0.1 none is left"),
+        (eval_main, [str(TINY), "--split", "legacy128"], "legacy128 is of the 140 games"),
+    ],
+)
+def test_what_cannot_start_closes_the_games(
+    main: Any,
+    argv: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Worker processes would live on."""
+    live: list[AlfworldSuite] = []
+    made = AlfworldSuite.__init__
+    monkeypatch.setattr(
+        AlfworldSuite, "__init__", lambda suite, *args: live.append(suite) or made(suite, *args)
+    )
+    monkeypatch.setattr(AlfworldSuite, "close", lambda suite: live.remove(suite))
+    monkeypatch.chdir(tmp_path)
+    assert main([*argv, "--env", "alfworld"]) == 2
+    assert says in capsys.readouterr().err
+    assert not live
 
 
 @pytest.mark.parametrize("split", ["", "train", "valid_train", "valid_seen"])
