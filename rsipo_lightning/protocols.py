@@ -127,6 +127,12 @@ class TaskSuite(ABC):
         """
         return "test"
 
+    def cluster(self, task: Task) -> str:
+        """What tasks that repeat one another share: the intervals of evaluations take them together
+        (two draws of a game tell less than two games).
+        """
+        return task.id
+
     def mixture(self) -> Sequence[Share]:
         """What an update draws its tasks from; ids are unique over all shares."""
         return [Share(self.tasks("train"))]
