@@ -238,7 +238,8 @@ class ExpertPlayer(Player):
                 raise
             except Exception as error:
                 episode.fail(error)
-        super()._turn([episode for episode in live if episode.stop is None], sampling)
+        if going := [episode for episode in live if episode.stop is None]:
+            super()._turn(going, sampling)
 
     def _act(self, live: list[_Episode], sampling: Sampling) -> list[Completion]:
         said = [self._said[id(episode.job)] for episode in live]

@@ -272,7 +272,8 @@ def _look(line: bytes, where: str, place: tuple[int, int]) -> Entry | LeftOut:
     keys, split = ("split", "task", "trial", "task_type", "task_desc", "pddl_problem"), ""
     try:
         row = parse_object(line, where)
-        split = str(row.get("split", ""))
+        if isinstance(row.get("split"), str):
+            split = row["split"]
         _check(row, keys, where)
     except DataError as error:
         return LeftOut(str(error), True, split)

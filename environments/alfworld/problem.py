@@ -17,6 +17,7 @@ from rsipo_lightning.errors import DataError
 
 Fact = tuple[str, ...]  # predicate and arguments, in lower case
 
+# What actions change, and what they change without a trace. All other facts are constant.
 _FLUENT = frozenset(
     {
         *("atlocation", "inreceptacle", "objectatlocation", "opened", "holds", "holdsany"),
@@ -347,5 +348,5 @@ def _task(grammar: str) -> str:
 
 @lru_cache(8)
 def _known(grammar: str) -> bool:
-    """Whether these are words that :class:`BuiltinGame` says; the task is left out."""
+    """Whether these are words that the built-in engine says; the task is left out."""
     return _digest(grammar.split()) in _WORDS
