@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 ARGS ?=
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 
-.PHONY: fit test check install lint types test-fast tiny-policy tiny-hard-policy smollm2 parity board dist clean
+.PHONY: fit test check install lint types test-fast test-zero3 tiny-policy tiny-hard-policy smollm2 parity board dist clean
 
 fit: install
 	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
@@ -54,6 +54,10 @@ types: $(DEV)
 
 test-fast: $(DEV)
 	$(BIN)/python -m pytest -q -m 'not slow' $(ARGS)
+
+# DeepSpeed ZeRO-3 and DDP on two CPU processes: a part of `test`.
+test-zero3: $(DEV)
+	$(BIN)/python -m pytest -q tests/ranks $(ARGS)
 
 # Into the package, once the run has ended well.
 tiny-policy: install

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
+from rsipo_lightning import ranks
 from rsipo_lightning.callbacks.best_skills import BestSkills
 from rsipo_lightning.callbacks.host import updates_made
+from rsipo_lightning.config import TrainerSection
 from rsipo_lightning.errors import CheckpointError
 
 FOLDER = "checkpoints"
@@ -31,16 +34,24 @@ class Checkpoints(Checkpoint):
     With ``skills`` the best ones stand beside it, in ``update-000030.skills.json``.
     Before the first update, every ``every`` updates, after the last one, where a run is stopped,
     and where rollouts or replays raise. Lightning calls it after all other callbacks, and its
-    ``on_train_epoch_end`` after the module's.
+    ``on_train_epoch_end`` after the module's. ``export`` writes the policy, every ``export_every``
+    updates (0: never).
     """
 
     def __init__(
-        self, folder: Path, every: int, keep: int, skills: BestSkills | None = None
+        self,
+        folder: Path,
+        every: int,
+        keep: int,
+        skills: BestSkills | None = None,
+        export: Callable[[], None] | None = None,
+        export_every: int = 0,
     ) -> None:
         self.folder = folder / FOLDER
         self.every = every
         self.keep = max(1, keep)
         self.skills = skills
+        self.export, self.export_every = export, export_every
         self._between = False  # nothing of an update has been done since the last one was finished
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -65,6 +76,8 @@ class Checkpoints(Checkpoint):
         last = trainer.should_stop or updates == trainer.max_epochs
         if last or updates % self.every == 0:
             self.save(trainer, updates)
+        if self.export and self.export_every and updates % self.export_every == 0:
+            self.export()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -119,6 +132,21 @@ def latest(run: Path) -> Path:
     if not found:
         raise CheckpointError(f"no complete checkpoint in {run / FOLDER}; start a new run instead")
     return found[-1]
+
+
+def check_ranks(checkpoint: Path, trainer: TrainerSection) -> None:
+    """CheckpointError if a checkpoint is of another strategy, or of ZeRO-3 on other ranks."""
+    shares = len(list(checkpoint.glob("checkpoint/*_optim_states.pt")))  # 0: a file
+    if bool(shares) != trainer.zero3:
+        kind = "zero3" if shares else "auto or ddp"
+        raise CheckpointError(
+            f"{checkpoint} was written with trainer.strategy={kind}; go on with that"
+        )
+    if shares and shares != (now := ranks.count(trainer.devices)):
+        raise CheckpointError(
+            f"{checkpoint} holds the shares of {shares} ranks, this run has {now}; go on with as "
+            "many (trainer.devices)"
+        )
 
 
 def updates_of(checkpoint: Path) -> int:

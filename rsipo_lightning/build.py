@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import resource
 import sys
 import time
@@ -23,13 +22,14 @@ import transformers
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
+from transformers import PreTrainedModel
 
-from rsipo_lightning import registry
+from rsipo_lightning import ranks, registry
 from rsipo_lightning.algorithms.base import PLAIN, Algorithm, active
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.callbacks.best_skills import BestSkills
 from rsipo_lightning.callbacks.board import writer_errors_once
-from rsipo_lightning.callbacks.checkpoints import Checkpoints, latest, updates_of
+from rsipo_lightning.callbacks.checkpoints import Checkpoints, check_ranks, latest, updates_of
 from rsipo_lightning.callbacks.eval_result import EvalResult, details, table
 from rsipo_lightning.callbacks.evaluation import Evaluation, choose, choose_per_type
 from rsipo_lightning.callbacks.evaluation import evaluate as look_at
@@ -47,6 +47,7 @@ from rsipo_lightning.config import RunConfig, SftConfig
 from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault, RsipoError
 from rsipo_lightning.eval_report import EvalReport
+from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy, check_fit, load_model, load_tokenizer, save_policy
@@ -54,7 +55,9 @@ from rsipo_lightning.protocols import SPLITS, TaskSuite
 from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
+from rsipo_lightning.sharding import Shards, full_state, plain_copy
 from rsipo_lightning.skills import analysis_template
+from rsipo_lightning.strategy import Zero3Strategy, check_zero3, connect, disconnect
 from rsipo_lightning.tiny import build_tokenizer, new_model
 from rsipo_lightning.types import Task
 
@@ -88,10 +91,22 @@ class Actors:
     codec: Codec
     policy: Policy
     player: Player
+    load: Callable[[], PreTrainedModel]  # the weights that the policy starts with
+    shards: Shards | None  # where each rank holds its share of the policy
 
     def save(self, folder: Path) -> None:
-        """Write the policy as a Hugging Face folder."""
-        save_policy(self.policy.model, self.codec.tokenizer, folder)
+        """Write the policy as a Hugging Face folder. Collective under ZeRO-3."""
+        state = full_state(self.policy.model)
+        if rank_of_ranks()[0] == 0:
+            save_policy(self.policy.model, self.codec.tokenizer, folder, state)
+
+    def frozen(self) -> Policy:
+        """A copy of the policy as it starts. Collective under ZeRO-3."""
+        if self.shards is None:
+            return copy.deepcopy(self.policy).requires_grad_(False)
+        policy = Policy(self.shards.load(self.load)).requires_grad_(False)
+        self.shards.frozen(policy)
+        return policy
 
     def close(self) -> None:
         """Free the engine and what the environment holds. May be called twice."""
@@ -113,16 +128,18 @@ class Parts(Actors):
         return self.suite.describe(), bank.describe() if bank else None
 
 
-def parts(config: RunConfig, splits: Sequence[str], training: bool) -> Parts:
+def parts(
+    config: RunConfig, splits: Sequence[str], training: bool, shards: Shards | None = None
+) -> Parts:
     """Build, cheap checks first. Raises ConfigError, DataError, PluginError.
 
     ``splits`` are those that will be played. Where the policy only acts alone, the file of the
-    skill bank may be gone.
+    skill bank may be gone. Collective with ``shards``.
     """
     name = component("algo", config.groups["algo"])
     algorithm_class = registry.load_class("algorithms", name, Algorithm)
     algorithm_class.check(config.algo, config.rollout)
-    a = actors(config, splits)
+    a = actors(config, splits, shards)
     with ExitStack() as on_error:
         on_error.callback(a.close)
         bank = None
@@ -131,10 +148,12 @@ def parts(config: RunConfig, splits: Sequence[str], training: bool) -> Parts:
             bank = SkillBank.of(config.algo, a.suite.name, a.suite.types, a.suite.config.prompt)
         algorithm = algorithm_class(config.algo, config.seed, a.codec, bank)
         on_error.pop_all()
-    return Parts(a.suite, a.codec, a.policy, a.player, algorithm)
+    return Parts(a.suite, a.codec, a.policy, a.player, a.load, a.shards, algorithm)
 
 
-def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
+def actors(
+    config: RunConfig | SftConfig, splits: Sequence[str], shards: Shards | None = None
+) -> Actors:
     """The part of :func:`parts` that needs no algorithm."""
     if config.groups["model"] == "hf" and config.model.path == "tiny":
         raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
@@ -149,17 +168,21 @@ def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
                 raise DataError(f"{suite.name}: split '{split}' has no tasks")
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
-        model = (
-            new_model(codec.tokenizer, config.seed)
-            if new
-            else load_model(config.model.path, config.model.dtype)
-        )
+
+        def load() -> PreTrainedModel:
+            if new:
+                return new_model(codec.tokenizer, config.seed)
+            return load_model(config.model.path, config.model.dtype)
+
+        model = shards.load(load) if shards else load()
         check_fit(model, codec.tokenizer, config.model.path, config.rollout.context)
-        policy = Policy(model)
+        policy = Policy(model, config.model.gradient_checkpointing)
+        # What generates holds the whole policy: that which is trained, or a copy of its shares.
+        acting = Policy(plain_copy(model, shards.device)) if shards else policy
         engine_class = registry.load("engines", component("engine", config.groups["engine"]))
-        player = Player(suite, engine_class(policy, codec.tokenizer), codec)
+        player = Player(suite, engine_class(acting, codec.tokenizer), codec)
         on_error.pop_all()
-    return Actors(suite, codec, policy, player)
+    return Actors(suite, codec, policy, player, load, shards)
 
 
 def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = None) -> None:
@@ -170,9 +193,6 @@ def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = Non
             f"model.dtype={config.model.dtype}: AdamW loses small updates of such weights; "
             "train in float32 (rsipo-eval takes any)"
         )
-    gpus = torch.cuda.device_count()
-    if accelerator(config) == "cuda" and t.devices > gpus:
-        raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
     check_loggers(config.log.loggers)
     if r.analysis_template:
         analysis_template(r.analysis_template)
@@ -236,8 +256,15 @@ def fit(
     """
     began = clock()
     quiet()
+    kind = accelerator(config)
+    check_devices(config, kind)
     checkpoint = latest(Path(resume)) if resume else None
-    with closing(parts(config, ("train", "val", "test"), training=True)) as made:
+    if checkpoint:
+        check_ranks(checkpoint, config.trainer)
+    connect(config, kind)
+    first_rank = rank_of_ranks()[0] == 0
+    shards = Shards(config, kind) if config.trainer.zero3 else None
+    with closing(parts(config, ("train", "val", "test"), training=True, shards=shards)) as made:
         check_training(config, made, made.algorithm.bank)
         server = made.algorithm.analyzer
         analyzer = Endpoint(server, "algo.endpoint") if server else None
@@ -251,20 +278,23 @@ def fit(
                 asked = f"trainer.updates={config.trainer.updates}"
                 raise ConfigError(f"{asked}: {resume} has made {first - 1} already")
             loggers = make_loggers(config, folder, first)  # what cannot start changes nothing
-            folder.resumed(config, command)
+            gather(None)  # nor what another rank lacks
+            if first_rank:
+                folder.resumed(config, command)
         else:
-            folder = RunFolder.create(config, command, *made.described())
+            folder = _new_folder(config, command, made)
+        ranks.announce(folder.path)
         with folder.resumable():
             console = Console()
-            if os.environ.get("LOCAL_RANK", "0") == "0":
+            if first_rank:
                 line = f"run folder: {folder.path}"
                 say(console, line)
             loggers = loggers or make_loggers(config, folder, first)
             result, module, trainer = _train(
                 config, made, folder, checkpoint, loggers, console, analyzer
             )
+            made.save(folder.path / "policy")
             if trainer.is_global_zero:
-                made.save(folder.path / "policy")
                 wall, cpu = since(began)
                 folder.finish(_summary(result, module.version), wall, cpu)
                 for name in ("", *(f"_{phase}" for phase in made.algorithm.phases[1:])):
@@ -275,7 +305,27 @@ def fit(
                 say(console, line)
             if result.interrupted:
                 raise KeyboardInterrupt
+    disconnect()
     return result
+
+
+def check_devices(config: RunConfig, kind: str) -> None:
+    """ConfigError where a strategy or so many devices cannot be had."""
+    t, gpus = config.trainer, torch.cuda.device_count()
+    if kind == "cuda" and t.devices > gpus:
+        raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
+    check_zero3(config, kind)
+
+
+def _new_folder(config: RunConfig, command: Sequence[str], made: Parts) -> RunFolder:
+    """Of all ranks, made by the first once all are ready to start."""
+    described = made.described()
+    gather(None)
+    if rank_of_ranks()[0]:
+        return RunFolder(gather(None)[0])
+    folder = RunFolder.create(config, command, *described)
+    gather(folder.path.resolve() if rank_of_ranks()[1] > 1 else None)
+    return folder
 
 
 def _train(
@@ -288,7 +338,10 @@ def _train(
     analyzer: Endpoint | None,
 ) -> tuple[FitResult, PolicyModule, L.Trainer]:
     t = config.trainer
-    module = PolicyModule(made.policy, made.algorithm, config, made.player, _reference(made))
+    teacher = None if made.algorithm.teacher.live else made.frozen()
+    module = PolicyModule(
+        made.policy, made.algorithm, config, made.player, _reference(made), teacher
+    )
     transcripts = Transcripts(folder.path, config.log.groups)
     evaluation = Evaluation(
         made.suite,
@@ -311,12 +364,20 @@ def _train(
         evaluation,
         MetricsLogger([MetricsCsv(folder.path / "metrics.csv"), *display]),
         interrupt,
-        Checkpoints(folder.path, config.checkpoint.every, config.checkpoint.keep, best_skills),
+        Checkpoints(
+            folder.path,
+            config.checkpoint.every,
+            config.checkpoint.keep,
+            best_skills,
+            partial(made.save, folder.path / "policy"),
+            config.checkpoint.export_every,
+        ),
     ]
     trainer = L.Trainer(
         accelerator=accelerator(config),
         devices=t.devices,
-        strategy=t.strategy,
+        num_nodes=max(1, rank_of_ranks()[1] // t.devices),
+        strategy=Zero3Strategy(made.shards.config) if made.shards else t.strategy,
         max_epochs=t.updates,
         accumulate_grad_batches=t.micro_batches,
         gradient_clip_val=config.optim.clip or None,
@@ -348,6 +409,8 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)")  # of Lightning itself
     warnings.filterwarnings("ignore", ".*module.s. in eval mode at the start of training")
     warnings.filterwarnings("ignore", ".*does not have many workers")
+    warnings.filterwarnings("ignore", ".*DeepSpeed handles gradient clipping internally")
+    warnings.filterwarnings("ignore", ".*each worker will save a shard of the checkpoint")
 
 
 def _summary(result: FitResult, updates: int) -> dict[str, Any]:
@@ -383,7 +446,7 @@ def _reference(made: Parts) -> Policy | None:
     """A frozen copy of the policy as it starts, if any term needs one."""
     if not any(stream.reference for stream in active(made.algorithm.streams).values()):
         return None
-    return copy.deepcopy(made.policy).eval().requires_grad_(False)
+    return made.frozen()
 
 
 def evaluate(

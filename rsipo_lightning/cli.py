@@ -11,6 +11,7 @@ import argparse
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from rsipo_lightning import ranks
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError, Terminated
 
 CANNOT_START, STOPPED, INTERRUPTED, TERMINATED = 2, 75, 130, 143
@@ -113,12 +115,31 @@ def _fit(argv: list[str]) -> int:
     if args.print_config:
         print(to_yaml(composed.config, composed.origins), end="")
         return 0
-    if not args.resume:
+    if not args.resume and ranks.rank() == 0:
         check_writable(composed.config)
+    trainer = composed.config.trainer
+    if (trainer.devices > 1 or trainer.zero3) and not ranks.started():
+        return _on_ranks(argv, trainer.devices)
     from rsipo_lightning import build
 
     build.fit(composed.config, resume=args.resume, command=["rsipo-fit", *argv])
     return 0
+
+
+def _on_ranks(argv: Sequence[str], count: int) -> int:
+    """The same command as so many processes; what the first one to fail says, once."""
+    from rsipo_lightning.run_folder import go_on
+
+    failed = ranks.launch(ranks.command(argv), count)
+    if failed is None:
+        return 0
+    if failed.code < 0:
+        note = go_on(failed.run) if failed.run else ""
+        how = f"rank {failed.rank} was killed by {signal.Signals(-failed.code).name}"
+        print(failed.text, f"rsipo-fit: error: {how}{note and f'; {note}'}", file=sys.stderr)
+        return STOPPED if note else 1
+    print(failed.text, file=sys.stderr)
+    return failed.code
 
 
 def _sft(argv: list[str]) -> int:
@@ -234,6 +255,7 @@ def _eval(argv: list[str]) -> int:
 
 def guard(program: str, work: Callable[[list[str]], int], argv: list[str]) -> int:
     """Run ``work``; one of our errors becomes a line on stderr and an exit code."""
+    ranks.follow_launcher()
     try:
         with _sigterm_raises():
             return work(argv)
@@ -242,10 +264,17 @@ def guard(program: str, work: Callable[[list[str]], int], argv: list[str]) -> in
         terminated = isinstance(error, Terminated)
         interrupted = isinstance(error, KeyboardInterrupt) and not terminated
         text = "stopped by Ctrl-C" if interrupted else f"error: {error}"
-        print(f"{program}: {'; '.join([text, *notes])}", file=sys.stderr)
+        line = f"{program}: {'; '.join([text, *notes])}"
+        code = STOPPED if notes else TERMINATED if terminated else CANNOT_START
         if interrupted:
-            return INTERRUPTED
-        return STOPPED if notes else TERMINATED if terminated else CANNOT_START
+            code = INTERRUPTED
+        if not ranks.report(line, code):
+            print(line, file=sys.stderr)
+        return code
+    except Exception:
+        if not ranks.report(f"rank {ranks.rank()}:\n{traceback.format_exc()}", 1):
+            raise
+        return 1
 
 
 @contextmanager

@@ -27,6 +27,8 @@ from rsipo_lightning.errors import DivergedError, EngineError
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.reduce import sum_over_ranks
 from rsipo_lightning.rollout import Job, Player, Sampling
+from rsipo_lightning.sharding import share, sharded
+from rsipo_lightning.strategy import Zero3Strategy, loss_scale
 from rsipo_lightning.tokens import TokenBatch, collate, null_sample, pad, split
 from rsipo_lightning.types import (
     Iteration,
@@ -51,7 +53,11 @@ class PolicyModule(L.LightningModule):
         config: RunConfig,
         player: Player,
         reference: Policy | None = None,
+        teacher: Policy | None = None,
     ) -> None:
+        """``reference`` and ``teacher`` are frozen copies; the latter is made here if the algorithm
+        needs one and none is given.
+        """
         super().__init__()
         self.policy = policy
         self.algorithm = algorithm
@@ -62,7 +68,7 @@ class PolicyModule(L.LightningModule):
         self._reference = (
             [reference] if reference else []
         )  # in a list: frozen, and not part of any checkpoint
-        self._teacher = [] if algorithm.teacher.live else [_frozen(policy)]
+        self._teacher = [] if algorithm.teacher.live else [teacher or _frozen(policy)]
         self._parts: list[MicroBatch] = []
 
     # ---- from an iteration to micro-batches
@@ -189,7 +195,10 @@ class PolicyModule(L.LightningModule):
                 f"loss is {float(loss)} in update {self.version + 1}; "
                 "lower optim.lr or the coefficients"
             )
-        return loss * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        trainer = self.trainer
+        return loss * loss_scale(
+            trainer.strategy, trainer.accumulate_grad_batches, trainer.world_size
+        )
 
     def objective(self, micro: MicroBatch) -> Tensor:
         """This micro-batch's share of the sum of all stream terms."""
@@ -203,7 +212,9 @@ class PolicyModule(L.LightningModule):
             name: torch.where(known[name], s, fixed) for name, s in batch.scores.items()
         }
         batch.old_logprobs = batch.scores.get("old", fixed)
-        loss: Tensor = logp.sum() * 0.0
+        # Both outputs on every rank, even where no row has the stream: ZeRO-3 fetches weights by
+        # what a backward pass meets, and a rank that meets less leaves the others waiting.
+        loss: Tensor = (logp.sum() + batch.entropy.sum()) * 0.0
         for name, term in self.terms(batch, logp, micro.denominators).items():
             self.iteration.metrics.total(f"loss/{name}", float(term.detach()))
             loss = loss + term
@@ -265,15 +276,23 @@ class PolicyModule(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip the global norm and record it as it was before."""
+        if isinstance(self.trainer.strategy, Zero3Strategy):
+            return  # it clips by itself, and tells
         limit = gradient_clip_val or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(
             self.policy.parameters(), limit, error_if_nonfinite=False
         )
-        if not torch.isfinite(norm):
+        self.stepped(float(norm), optimizer)
+
+    def stepped(self, norm: float, optimizer: Any) -> None:
+        """Record a step and the gradient's norm before clipping. DivergedError if it is no
+        number.
+        """
+        if not math.isfinite(norm):
             raise DivergedError(
-                f"gradient norm is {float(norm)} in update {self.version + 1}; lower optim.lr"
+                f"gradient norm is {norm} in update {self.version + 1}; lower optim.lr"
             )
-        self.iteration.metrics.mean("optim/grad_norm", float(norm))
+        self.iteration.metrics.mean("optim/grad_norm", norm)
         self.iteration.metrics.mean(keys.LR, optimizer.param_groups[0]["lr"])
 
     def close_update(self) -> float:
@@ -283,7 +302,7 @@ class PolicyModule(L.LightningModule):
         the callbacks', when the metrics have been written.
         """
         self._parts = []
-        if not all(p.isfinite().all() for p in self.policy.parameters()):
+        if not all(share(p).isfinite().all() for p in self.policy.parameters()):
             raise DivergedError(f"weights are no numbers after update {self.version + 1}")
         self._follow()
         return time.perf_counter() - self._started
@@ -296,7 +315,7 @@ class PolicyModule(L.LightningModule):
             return
         pairs = zip(copies[0].parameters(), self.policy.parameters(), strict=True)
         for held, current in pairs:
-            held.lerp_(current, 1 - how.ema)
+            share(held).lerp_(share(current), 1 - how.ema)
 
     @property
     def _lr(self) -> float:
@@ -360,9 +379,10 @@ class PolicyModule(L.LightningModule):
         return DataLoader(parts, batch_size=None, shuffle=False, collate_fn=_as_is)
 
     def on_fit_start(self) -> None:
-        """The copies follow the policy to its device."""
+        """The copies follow the policy to its device; shares are there."""
         for copied in (*self._reference, *self._teacher):
-            copied.to(self.device)
+            if not sharded(copied):
+                copied.to(self.device)
 
     def on_train_start(self) -> None:
         """A resumed optimizer has the learning rate of its checkpoint; the config's counts."""
@@ -382,7 +402,7 @@ class PolicyModule(L.LightningModule):
         checkpoint["rsipo"] = {
             "version": self.version,
             "algorithm": self.algorithm.state_dict(),
-            "teacher": [copied.state_dict() for copied in self._teacher],
+            "teacher": [_held(copied) for copied in self._teacher],
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -390,7 +410,23 @@ class PolicyModule(L.LightningModule):
         self.version = checkpoint["rsipo"]["version"]
         self.algorithm.load_state_dict(checkpoint["rsipo"]["algorithm"])
         for copied, state in zip(self._teacher, checkpoint["rsipo"]["teacher"], strict=True):
-            copied.load_state_dict(state)
+            _take(copied, state)
+
+
+def _held(policy: Policy) -> dict[str, Tensor]:
+    """The weights of a copy, of its shares those of this rank."""
+    if not sharded(policy):
+        return policy.state_dict()
+    return {name: share(p).detach().cpu().clone() for name, p in policy.named_parameters()}
+
+
+@torch.no_grad()
+def _take(policy: Policy, state: Mapping[str, Tensor]) -> None:
+    if not sharded(policy):
+        policy.load_state_dict(state)
+        return
+    for name, parameter in policy.named_parameters():
+        share(parameter).copy_(state[name])
 
 
 def lr_factor(schedule: str, warmup: int, total: int, step: int) -> float:

@@ -8,6 +8,8 @@ import re
 import shutil
 import textwrap
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from rsipo_lightning.config import SHIPPED
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError
+from rsipo_lightning.sharding import sharded
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -40,13 +44,16 @@ class Policy(nn.Module):
     vocabulary.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, recompute: bool = False) -> None:
+        """``recompute``: the layers' activations are not kept for the backward pass."""
         super().__init__()
         self.model = model
+        self.recomputed = self._recomputed_layers() if recompute else []
         # For good, in training too (Lightning leaves the mode as it is): dropout would make the
         # policy that is trained another one than the policy that sampled.
         self.eval()
-        self._check_head()
+        if not sharded(model):
+            self.check_head()
 
     @property
     def body(self) -> nn.Module:
@@ -76,7 +83,8 @@ class Policy(nn.Module):
         6, 7]], mask [[F, F, T]] ->
         log p(7 | 5, 6).
         """
-        hidden = self.hidden(ids, use_cache=False)[:, :-1][mask[:, 1:]]
+        with self._recomputing():
+            hidden = self.hidden(ids, use_cache=False)[:, :-1][mask[:, 1:]]
         target = ids[:, 1:][mask[:, 1:]]
         logp = torch.log_softmax(self.logits(hidden) / temperature[:, None], dim=-1)
         chosen = logp.gather(-1, target[:, None]).squeeze(-1)
@@ -84,10 +92,34 @@ class Policy(nn.Module):
             entropy = -(logp.exp() * logp).sum(-1)
         return chosen, entropy
 
+    def _recomputed_layers(self) -> list[nn.Module]:
+        layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        if not layers or any(getattr(layer, "dropout", 0) for layer in layers):
+            raise ConfigError(
+                f"model.gradient_checkpointing=true: not supported by {type(self.model).__name__}"
+            )
+        # Shares are gone when the backward pass begins, which the newer kind takes for a mistake.
+        kind = {"use_reentrant": sharded(self.model)}
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kind)
+        return layers
+
+    @contextmanager
+    def _recomputing(self) -> Iterator[None]:
+        """Layers recompute in train mode only, which nothing else of the policy may enter; and not
+        while the policy generates, since they then forget its cache.
+        """
+        for layer in self.recomputed:
+            layer.training = torch.is_grad_enabled()  # of this module alone, not of its parts
+        try:
+            yield
+        finally:
+            for layer in self.recomputed:
+                layer.training = False
+
     @torch.no_grad()
-    def _check_head(self) -> None:
+    def check_head(self) -> None:
         """body + output embeddings must be the whole model; some architectures scale or cap their
-        logits.
+        logits. Collective under ZeRO-3, once the trainer has set it up.
         """
         kind = type(self.model).__name__
         ids = torch.arange(min(4, self.model.config.vocab_size), device=self.device)[None]
@@ -182,9 +214,15 @@ def check_fit(
         )
 
 
-def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    state: dict[str, Tensor] | None = None,
+) -> None:
     """Write what ``from_pretrained`` loads, in place of what is there: all or nothing.
 
+    ``state`` are the weights, where the model does not hold them.
     What is there becomes ``<folder>.old`` until the new one has its name, so a kill loses neither.
     CheckpointError if it cannot be written.
     """
@@ -192,7 +230,7 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     try:
         if part.exists():  # of a kill: its files would mix with the new ones
             shutil.rmtree(part)
-        model.save_pretrained(part)
+        model.save_pretrained(part, state_dict=state)
         tokenizer.save_pretrained(part)
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)

@@ -24,8 +24,6 @@ from rsipo_lightning.errors import CheckpointError, ConfigError, DataError, Rsip
 
 CONFIG = "config.yaml"
 RECORD = "run.json"
-# Processes that Lightning starts for further ranks inherit it: all ranks share one folder.
-SHARED = "RSIPO_RUN_DIR"
 # What a full, failing or read-only disk says.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 PACKAGES = (
@@ -50,7 +48,7 @@ PACKAGES = (
 class RunFolder:
     """``<run.root>/<env>/<config.method>/<time>-s<seed>/`` with config.yaml and run.json.
 
-    All paths inside a run are ``folder.path / name``. Only rank 0 writes.
+    All paths inside a run are ``folder.path / name``. Only rank 0 makes and writes it.
     """
 
     def __init__(self, path: Path, made: Sequence[Path] = ()) -> None:
@@ -70,11 +68,8 @@ class RunFolder:
         ``command`` is what started the run; ``data`` and ``bank`` are what ``describe()`` of the
         task suite and of the skill bank say.
         """
-        if _further_rank():
-            return cls(Path(os.environ[SHARED]))
         made = _make(config)
         folder = cls(made[0], made)
-        os.environ[SHARED] = str(folder.path.resolve())
         # The folder is this run's own: the same config starts another one.
         config = replace(config, run=replace(config.run, dir=None))
         try:
@@ -110,9 +105,6 @@ class RunFolder:
 
     def resumed(self, config: RunConfig, command: Sequence[str]) -> None:
         """Say in run.json that the run goes on, and in config.yaml with which values."""
-        if _further_rank():
-            return
-        os.environ[SHARED] = str(self.path.resolve())
         record = self.record()
         write_text(self.config_file, to_yaml(config))
         resumes = [*record.get("resumed", []), {"command": shlex.join(command), "at": _now()}]
@@ -138,9 +130,8 @@ class RunFolder:
             with on_disk(self.path):
                 yield
         except (RsipoError, KeyboardInterrupt) as error:
-            if checkpoints := sorted(self.path.glob("checkpoints/update-*.ckpt")):
-                resume = f"rsipo-fit --resume {shlex.quote(str(self.path))}"
-                error.add_note(f"checkpoint: {checkpoints[-1]}; go on with: {resume}")
+            if note := go_on(self.path):
+                error.add_note(note)
             elif not (self.path / "metrics.csv").exists():
                 self._discard()
             raise
@@ -152,6 +143,14 @@ class RunFolder:
             with suppress(OSError):  # another run is in one of them
                 for folder in self._made[1:]:
                     folder.rmdir()
+
+
+def go_on(run: Path) -> str:
+    """How to go on with a run that has stopped; "" if it has no checkpoint."""
+    if checkpoints := sorted(run.glob("checkpoints/update-*.ckpt")):
+        resume = f"rsipo-fit --resume {shlex.quote(str(run))}"
+        return f"checkpoint: {checkpoints[-1]}; go on with: {resume}"
+    return ""
 
 
 @contextmanager
@@ -167,8 +166,6 @@ def on_disk(path: Path) -> Iterator[None]:
 
 def check_writable(config: RunConfig | SftConfig) -> None:
     """ConfigError if the run's folder exists or could not be made; leaves nothing behind."""
-    if _further_rank():
-        return
     target = Path(config.run.dir or config.run.root)
     if config.run.dir and os.path.lexists(target):
         raise ConfigError(_taken(target, config))
@@ -262,10 +259,6 @@ def _make(config: RunConfig | SftConfig) -> list[Path]:
 def _taken(path: Path, config: RunConfig | SftConfig) -> str:
     go_on = f", or go on with it: rsipo-fit --resume {path}"
     return f"{path} exists; choose another run.dir{go_on if isinstance(config, RunConfig) else ''}"
-
-
-def _further_rank() -> bool:
-    return int(os.environ.get("LOCAL_RANK", "0")) > 0 and SHARED in os.environ
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

@@ -71,7 +71,8 @@ class HFEngine:
     """``Engine`` over a Hugging Face model in this process.
 
     The model is the trained policy itself, so syncing means raising the version and dropping the
-    cache.
+    cache; or a whole copy of a policy that is split over ranks, which then takes over the weights.
+    So generating needs no other rank.
     """
 
     Config = HFConfig
@@ -92,7 +93,12 @@ class HFEngine:
     def sync_weights(
         self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int
     ) -> None:
-        """The weights are shared: only the version and the cache change."""
+        """Weights that are the engine's own already are left as they are."""
+        own = dict(self.policy.model.named_parameters())
+        with torch.no_grad():
+            for name, value in weights:
+                if own[name] is not value:
+                    own[name].copy_(value)
         self.policy_version = version
         self._drop()
 

@@ -12,9 +12,9 @@ PACKAGE = ROOT / "rsipo_lightning"
 
 # A module imports from its own line and those above it. A folder counts as one module.
 LAYERS: list[set[str]] = [
-    {"types", "errors", "keys", "rng", "checks", "metrics", "reduce", "web", "files"},
+    {"types", "errors", "keys", "rng", "checks", "metrics", "reduce", "web", "files", "ranks"},
     {"protocols", "registry", "endpoint", "config", "composing", "run_folder", "metrics_csv"},
-    {"codec", "skills", "tokens", "policy", "rollout", "replay", "bank"},
+    {"codec", "skills", "tokens", "sharding", "strategy", "policy", "rollout", "replay", "bank"},
     {"algorithms"},
     {"module"},
     {"callbacks", "tiny", "imitation", "demonstrations", "smollm2"},

@@ -1,0 +1,147 @@
+"""One rank: updates from recorded trajectories, by the real trainer. Started by test_updates.py.
+
+    updates.py STRATEGY OUT CASES.json
+"""
+
+import copy
+import json
+import os
+import sys
+from typing import Any
+from unittest import mock
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from rsipo_lightning import build, module
+from rsipo_lightning.algorithms.base import Algorithm
+from rsipo_lightning.build import quiet
+from rsipo_lightning.config import OptimSection, RunConfig, TrainerSection
+from rsipo_lightning.metrics import gather, rank_of_ranks
+from rsipo_lightning.module import PolicyModule
+from rsipo_lightning.policy import Policy
+from rsipo_lightning.sharding import Shards, full_weights
+from rsipo_lightning.strategy import Zero3Strategy, connect
+from rsipo_lightning.testing import make_algorithm, toy_world
+from rsipo_lightning.types import Iteration, MicroBatch
+
+LR = 64.0  # large, so that the rounding of the weights hides nothing of the update
+WORLD = toy_world()
+
+
+class Sgd(PolicyModule):
+    """A step is the gradient."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.policy.parameters(), lr=LR)
+
+
+class Manual(Sgd):
+    """The fault: several backward passes in one training step."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.automatic_optimization = False
+
+    def train_dataloader(self) -> Any:
+        return [0]
+
+    def training_step(self, micro: Any, batch_idx: int) -> Tensor:  # type: ignore[override]
+        assert not isinstance(micro, MicroBatch)
+        optimizer: Any = self.optimizers()
+        for part in self._parts:
+            loss = self.objective(part) * self.trainer.world_size
+            self.manual_backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+
+class Recorded(L.Callback):
+    def __init__(self, it: Iteration) -> None:
+        self.it = it
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.iteration = self.it
+
+
+def own(it: Iteration, alone: bool) -> Iteration:
+    """This rank's tasks; ``alone``: the first rank has all."""
+    rank, ranks = rank_of_ranks()
+    if alone:
+        it.groups = [] if rank else it.groups
+    else:
+        it.groups = it.groups[rank::ranks]
+    it.tasks = [group.task for group in it.groups]
+    mine = {task.id for task in it.tasks}
+    it.skills = [s for s in it.skills if s.task.id in mine]
+    it.replays = [r for r in it.replays if r.skill.task.id in mine]
+    return it
+
+
+def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
+    """The weights' change by one update, divided by the learning rate, and what was measured."""
+    algorithm: Algorithm[Any] = make_algorithm(case["algo"], WORLD.codec, **case["keys"])
+    fault, micro = case.get("fault"), case["micro"]
+    trainer = TrainerSection(strategy=strategy, devices=2, micro_batches=micro)
+    config = RunConfig(trainer=trainer, optim=OptimSection(clip=case.get("clip", 0.0)))
+    it = own(WORLD.iteration(algorithm), case["alone"])
+    policy, reference = (
+        Policy(split(p, config)) if strategy == "zero3" else copy.deepcopy(p)
+        for p in (WORLD.policy, WORLD.reference)
+        if p
+    )
+    reference.requires_grad_(False)
+    shards = Shards(config, "cpu")
+    if strategy == "zero3":
+        shards.frozen(reference)
+    kind = Manual if fault == "manual" else Sgd
+    m = kind(policy, algorithm, config, None, reference)  # type: ignore[arg-type]
+    before = weights(policy)
+    fitted = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=Zero3Strategy(shards.config) if strategy == "zero3" else strategy,
+        max_epochs=1,
+        accumulate_grad_batches=1 if fault == "manual" else micro,
+        gradient_clip_val=None if fault == "manual" else config.optim.clip or None,
+        callbacks=[Recorded(it)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    once = mock.patch.object(module, "loss_scale", lambda _, micro, ranks: micro * ranks)
+    if fault == "once":
+        with once:
+            fitted.fit(m)
+    else:
+        fitted.fit(m)
+    trust = {task: x for part in gather(dict(it.trust)) for task, x in part.items()}
+    change = (before - weights(policy)) / LR
+    norm = it.metrics.reduce().get("optim/grad_norm")
+    return {"update": change, "norm": norm, "trust": trust}
+
+
+def split(policy: Policy, config: RunConfig) -> Any:
+    return Shards(config, "cpu").load(lambda: copy.deepcopy(policy.model))
+
+
+def weights(policy: Policy) -> Tensor:
+    return torch.cat([p.detach().flatten().clone() for _, p in full_weights(policy.model)])
+
+
+def main(strategy: str, out: str, cases: str) -> None:
+    quiet()
+    torch.set_num_threads(1)
+    trainer = TrainerSection(strategy=strategy, devices=2)
+    connect(RunConfig(trainer=trainer), "cpu")
+    done = {name: update(strategy, case) for name, case in json.loads(cases).items()}
+    if os.environ["RANK"] == "0":
+        torch.save(done, out)
+    build.disconnect()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
