@@ -161,17 +161,19 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], notes: Path) -> Failure 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
     """End all; exit codes of those that did so by themselves."""
-    by_themselves: dict[int, int] = {}
-    for seconds, then in ((GRACE_S, signal.SIGTERM), (TERM_S, signal.SIGKILL)):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and any(p.poll() is None for p in processes):
-            time.sleep(POLL_S)
-        if not by_themselves:
-            by_themselves = {k: p.returncode for k, p in enumerate(processes) if p.returncode}
-        for process in processes:
-            if process.poll() is None:
-                _kill(process, then)
+    _wait_for(processes, GRACE_S)
+    by_themselves = {k: p.returncode for k, p in enumerate(processes) if p.returncode}
+    for process in processes:
+        if process.poll() is None:
+            _kill(process, signal.SIGTERM)
+    _wait_for(processes, TERM_S)  # the caller kills what is left
     return by_themselves
+
+
+def _wait_for(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(p.poll() is None for p in processes):
+        time.sleep(POLL_S)
 
 
 def _first(died: Mapping[int, int], notes: Path, run: Path | None) -> Failure:

@@ -32,9 +32,7 @@ def sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
 
 
-def full_weights(
-    model: nn.Module, bucket: int = BUCKET
-) -> Iterator[tuple[str, nn.Parameter]]:
+def full_weights(model: nn.Module, bucket: int = BUCKET) -> Iterator[tuple[str, nn.Parameter]]:
     """Each parameter with its name, whole until the next one is asked for; tied ones once.
 
     Collective under ZeRO-3: every rank must go to the end. No more than ``bucket`` elements (or one
@@ -109,8 +107,8 @@ class Shards:
         return torch.device(self.kind, int(os.environ["LOCAL_RANK"]) * (self.kind == "cuda"))
 
     def load(self, make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-        """What ``make`` returns. ``from_pretrained`` splits each tensor as it reads it, what is made
-        otherwise is split afterwards. Collective.
+        """What ``make`` returns. ``from_pretrained`` splits each tensor as it reads it; what is
+        made otherwise is split afterwards. Collective.
         """
         from transformers.integrations import HfDeepSpeedConfig
 

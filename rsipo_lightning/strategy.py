@@ -17,6 +17,7 @@ from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.sharding import deepspeed_for
 
+
 def connect(config: RunConfig, kind: str) -> None:
     """Join the ranks of the run, for devices of this kind (cpu or cuda); before all else that they
     do together. Raises ConfigError where their number is not what the config says.

@@ -192,7 +192,6 @@ class TestAfterTheStart:
 
     @pytest.fixture
     def folder(self, build: FakeBuild, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-        monkeypatch.setenv("RSIPO_RUN_DIR", "")
         assert fit_main([*GOOD, "run.dir=mine", "seed=4"]) == 0
         return self.run_folder(build.calls.pop()["config"])
 

@@ -45,8 +45,7 @@ NORM = {name: float(expected(case(name, 1))[0].norm()) for name in NAMES}
 CASES: dict[str, Case] = {
     f"{name}-{micro}{'-alone' * alone}": case(name, micro, alone)
     for name in NAMES
-    for micro in (1, 2, 5)
-    for alone in (False, True)
+    for micro, alone in ((1, False), (2, False), (5, False), (2, True))
 }
 CASES["clipped"] = case("rsipo", 2, clip=CLIP * NORM["rsipo"])
 FAULTS = {

@@ -1,6 +1,6 @@
 """One rank: updates from recorded trajectories, by the real trainer. Started by test_updates.py.
 
-    updates.py STRATEGY OUT CASES.json
+updates.py STRATEGY OUT CASES.json
 """
 
 import copy
@@ -84,7 +84,8 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
     algorithm: Algorithm[Any] = make_algorithm(case["algo"], WORLD.codec, **case["keys"])
     fault, micro = case.get("fault"), case["micro"]
     trainer = TrainerSection(strategy=strategy, devices=2, micro_batches=micro)
-    config = RunConfig(trainer=trainer, optim=OptimSection(clip=case.get("clip", 0.0)))
+    optim = OptimSection(lr=LR, weight_decay=0.0, clip=case.get("clip", 0.0))
+    config = RunConfig(trainer=trainer, optim=optim)
     it = own(WORLD.iteration(algorithm), case["alone"])
     policy, reference = (
         Policy(split(p, config)) if strategy == "zero3" else copy.deepcopy(p)

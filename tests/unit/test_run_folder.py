@@ -16,7 +16,6 @@ from rsipo_lightning.config import RunConfig, RunSection
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError, EngineError
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.run_folder import (
-    SHARED,
     RunFolder,
     check_writable,
     git_state,
@@ -24,12 +23,6 @@ from rsipo_lightning.run_folder import (
 )
 
 COMMAND = ["rsipo-fit", "--algo", "rsipo", "env.questions=a b.jsonl"]
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setenv(SHARED, "")  # restored at the end, whatever a test creates
 
 
 def config(root: Path, fixed: Path | None = None, seed: int = 3) -> RunConfig:
@@ -90,15 +83,6 @@ class TestCreate:
         text = folder.config_file.read_text()
         assert "  dir: null\n" in text
         assert "seed: 3\n" in text
-
-    def test_further_ranks_share_the_folder_of_the_first(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        first = RunFolder.create(config(tmp_path), COMMAND)
-        monkeypatch.setenv("LOCAL_RANK", "1")
-        assert RunFolder.create(config(tmp_path), COMMAND).path == first.path.resolve()
-        monkeypatch.setenv("LOCAL_RANK", "0")
-        assert RunFolder.create(config(tmp_path), COMMAND).path != first.path
 
 
 class TestRecord:
