@@ -188,10 +188,11 @@ def actors(
 def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = None) -> None:
     """What only a training run needs. ConfigError, before anything is written."""
     t, r = config.trainer, config.rollout
-    if config.model.dtype != "float32":
+    if config.model.dtype != "float32" and not t.zero3:
         raise ConfigError(
             f"model.dtype={config.model.dtype}: AdamW loses small updates of such weights; "
-            "train in float32 (rsipo-eval takes any)"
+            "train in float32, or with --trainer zero3, which keeps float32 weights beside them "
+            "(rsipo-eval takes any)"
         )
     check_loggers(config.log.loggers)
     if r.analysis_template:
@@ -266,6 +267,11 @@ def fit(
     shards = Shards(config, kind) if config.trainer.zero3 else None
     with closing(parts(config, ("train", "val", "test"), training=True, shards=shards)) as made:
         check_training(config, made, made.algorithm.bank)
+        if config.model.dtype != "float32" and made.algorithm.teacher.ema:
+            raise ConfigError(
+                f"model.dtype={config.model.dtype}: a moving average of such weights does not "
+                f"move; {config.method} trains in float32"
+            )
         server = made.algorithm.analyzer
         analyzer = Endpoint(server, "algo.endpoint") if server else None
         if analyzer:
@@ -411,6 +417,7 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", ".*does not have many workers")
     warnings.filterwarnings("ignore", ".*DeepSpeed handles gradient clipping internally")
     warnings.filterwarnings("ignore", ".*each worker will save a shard of the checkpoint")
+    warnings.filterwarnings("ignore", "`torch.distributed.*is deprecated", FutureWarning)
 
 
 def _summary(result: FitResult, updates: int) -> dict[str, Any]:

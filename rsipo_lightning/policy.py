@@ -93,7 +93,9 @@ class Policy(nn.Module):
         return chosen, entropy
 
     def _recomputed_layers(self) -> list[nn.Module]:
-        layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        layers: list[nn.Module] = [
+            m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)
+        ]
         if not layers or any(getattr(layer, "dropout", 0) for layer in layers):
             raise ConfigError(
                 f"model.gradient_checkpointing=true: not supported by {type(self.model).__name__}"

@@ -110,7 +110,7 @@ class Shards:
         """What ``make`` returns. ``from_pretrained`` splits each tensor as it reads it; what is
         made otherwise is split afterwards. Collective.
         """
-        from transformers.integrations import HfDeepSpeedConfig
+        from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
         alive = HfDeepSpeedConfig(copy.deepcopy(self.config))  # from_pretrained looks for one
         try:
@@ -145,7 +145,15 @@ def zero3_config(config: RunConfig, kind: str) -> dict[str, Any]:
         stage["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if t.offload_parameters:
         stage["offload_param"] = {"device": "cpu", "pin_memory": True}
+    told: dict[str, Any] = {}
+    if config.model.dtype == "bfloat16":  # of the forward; sums, steps and their weights: float32
+        told = {
+            "bf16": {"enabled": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "communication_data_type": "fp32",
+        }
     return {
+        **told,
         "zero_optimization": stage,
         # torch.optim.AdamW: nothing to compile, and the same steps as elsewhere
         "zero_allow_untested_optimizer": True,
@@ -161,7 +169,7 @@ def deepspeed_for(kind: str) -> Any:
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
-    deepspeed.utils.logging.logger.setLevel("WARNING")
+    deepspeed.utils.logging.logger.setLevel("ERROR")  # it warns of torch's own optimizers
     # Its shared-memory collectives would be built for minutes; gloo does.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed

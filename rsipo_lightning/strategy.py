@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
-from torch import distributed
+from torch import distributed, nn
 
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import ConfigError
@@ -66,11 +69,31 @@ def check_zero3(config: RunConfig, kind: str) -> None:
             raise ConfigError(f"trainer.{key}=true moves memory of a GPU to the CPU; there is none")
 
 
+class _AsLoaded(DeepSpeedPrecision):
+    """Weights have their dtype, and nothing else is cast to it: log-probs stay float32."""
+
+    def __init__(self) -> None:
+        super().__init__("32-true")
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def convert_input(self, data: Any) -> Any:
+        return data
+
+    def tensor_init_context(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class Zero3Strategy(DeepSpeedStrategy):
     """Lightning's, for CPUs too. Ranks have been connected before, and the model holds shares."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config=copy.deepcopy(config))
+        super().__init__(
+            config=copy.deepcopy(config),
+            logging_level=logging.ERROR,
+            precision_plugin=_AsLoaded(),
+        )
 
     @property
     def root_device(self) -> torch.device:
@@ -90,8 +113,8 @@ class Zero3Strategy(DeepSpeedStrategy):
     def setup(self, trainer: L.Trainer) -> None:
         """From here on shares are fetched in a forward; the first one checks the model."""
         super().setup(trainer)
-        assert self.lightning_module is not None
-        self.lightning_module.policy.check_head()
+        module: Any = self.lightning_module
+        module.policy.check_head()
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """One per micro-batch; the last one of an update is a step, whose norm is recorded."""
@@ -100,10 +123,10 @@ class Zero3Strategy(DeepSpeedStrategy):
         done = super().optimizer_step(*args, **kwargs)
         if engine.global_steps > before:
             # DeepSpeed leaves out a step whose norm is no number, and keeps the norm before it.
-            broken = self.optimizers[0].overflow
-            norm = float("nan") if broken else float(engine.get_global_grad_norm())
-            assert self.lightning_module is not None
-            self.lightning_module.stepped(norm, self.optimizers[0])
+            optimizer: Any = self.optimizers[0]
+            norm = float("nan") if optimizer.overflow else float(engine.get_global_grad_norm())
+            module: Any = self.lightning_module
+            module.stepped(norm, optimizer)
         return done
 
     def teardown(self) -> None:

@@ -47,6 +47,8 @@ CASES: dict[str, Case] = {
     for name in NAMES
     for micro, alone in ((1, False), (2, False), (5, False), (2, True))
 }
+CASES["recompute"] = case("rsipo", 2, recompute=True)
+BF16 = {"bf16": case("rsipo", 2, bf16=True)}  # ZeRO-3 alone
 CASES["clipped"] = case("rsipo", 2, clip=CLIP * NORM["rsipo"])
 FAULTS = {
     # several backward passes in one training step: only the last one's gradient survives
@@ -68,7 +70,7 @@ def strategy(request: pytest.FixtureRequest) -> str:
 def made(strategy: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All cases on two ranks."""
     out = tmp_path_factory.mktemp("updates") / f"{strategy}.pt"
-    cases = {**CASES, **(FAULTS if strategy == "zero3" else {})}
+    cases = {**CASES, **(BF16 | FAULTS if strategy == "zero3" else {})}
     command = [sys.executable, str(WORKER), strategy, str(out), json.dumps(cases)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -93,6 +95,14 @@ def test_the_update_is_that_of_one_process(made: dict[str, Any], name: str) -> N
     assert made[name]["trust"] == pytest.approx(trust, abs=1e-9)
     norm = made[name]["norm"]
     assert norm is None or norm == pytest.approx(float(update.norm()), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_bfloat16_is_near(strategy: str, made: dict[str, Any]) -> None:
+    """Its numbers have three digits."""
+    if strategy == "ddp":
+        pytest.skip("float32 only")
+    assert 1e-4 < distance(made, "bf16", BF16["bf16"]) < 0.05
 
 
 @pytest.mark.slow

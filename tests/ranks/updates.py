@@ -87,11 +87,13 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
     optim = OptimSection(lr=LR, weight_decay=0.0, clip=case.get("clip", 0.0))
     config = RunConfig(trainer=trainer, optim=optim)
     it = own(WORLD.iteration(algorithm), case["alone"])
-    policy, reference = (
-        Policy(split(p, config)) if strategy == "zero3" else copy.deepcopy(p)
-        for p in (WORLD.policy, WORLD.reference)
-        if p
-    )
+    dtype = torch.bfloat16 if case.get("bf16") else torch.float32
+    config.model.dtype = str(dtype).removeprefix("torch.")
+    assert WORLD.reference
+    models = [copy.deepcopy(p.model).to(dtype) for p in (WORLD.policy, WORLD.reference)]
+    if strategy == "zero3":
+        models = [Shards(config, "cpu").load(lambda model=model: model) for model in models]
+    policy, reference = Policy(models[0], case.get("recompute", False)), Policy(models[1])
     reference.requires_grad_(False)
     shards = Shards(config, "cpu")
     if strategy == "zero3":
@@ -125,12 +127,8 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
     return {"update": change, "norm": norm, "trust": trust}
 
 
-def split(policy: Policy, config: RunConfig) -> Any:
-    return Shards(config, "cpu").load(lambda: copy.deepcopy(policy.model))
-
-
 def weights(policy: Policy) -> Tensor:
-    return torch.cat([p.detach().flatten().clone() for _, p in full_weights(policy.model)])
+    return torch.cat([p.detach().flatten().float() for _, p in full_weights(policy.model)])
 
 
 def main(strategy: str, out: str, cases: str) -> None:
