@@ -46,6 +46,15 @@ def metrics(folder: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
+def same(one: Path, other: Path) -> None:
+    """The updates of ``one``, up to rounding."""
+    for here, there in zip(metrics(one), metrics(other), strict=False):
+        assert here.keys() == there.keys()
+        for key, value in here.items():  # "": not measured in this update
+            number = pytest.approx(float(value or "nan"), rel=1e-4, abs=1e-5, nan_ok=True)
+            assert float(there[key] or "nan") == number, key
+
+
 def policy(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder / "policy")
 
@@ -63,10 +72,19 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_zero3_ranks_make_the_run_of_one_process(straight: Path, tmp_path: Path) -> None:
     """Rollouts, gains, trust, losses and gradient norms."""
     assert fit_main([*RUN, "trainer.updates=2", f"run.dir={tmp_path / 'one'}"]) == 0
-    for row, same in zip(metrics(tmp_path / "one"), metrics(straight), strict=False):
-        assert row.keys() == same.keys()
-        for key, value in row.items():
-            assert float(same[key]) == pytest.approx(float(value), rel=1e-4, abs=1e-5), key
+    same(tmp_path / "one", straight)
+
+
+@needs_deepspeed
+def test_frozen_copies_are_shared_too(tmp_path: Path) -> None:
+    """Reference and the copy that teaches, with a resume in between: the run of one process."""
+    keys = ["--algo", "step_opsd", "--env", "search", "trainer.micro_batches=2", *SMALL]
+    keys += ["algo.refresh=2", "algo.kl=0.05", "algo.lam=0.5", "eval.episodes=0"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert fit_main([*keys, "trainer.updates=2", f"run.dir={one}"]) == 0
+    assert fit(*keys, *ZERO3, "trainer.updates=1", f"run.dir={two}").returncode == 0
+    assert fit("--resume", str(two), "trainer.updates=2").returncode == 0
+    same(one, two)
 
 
 @needs_deepspeed

@@ -102,7 +102,7 @@ def test_bfloat16_is_near(strategy: str, made: dict[str, Any]) -> None:
     """Its numbers have three digits."""
     if strategy == "ddp":
         pytest.skip("float32 only")
-    assert 1e-4 < distance(made, "bf16", BF16["bf16"]) < 0.05
+    assert 1e-4 < distance(made, "bf16", BF16["bf16"]) < 0.1
 
 
 @pytest.mark.slow

@@ -191,3 +191,17 @@ def test_what_is_done_leaves_the_batch_where_nobody_goes_on(
 
 def test_nothing_to_do(engine: HFEngine) -> None:
     assert engine.generate([]) == []
+
+
+def test_a_copy_takes_over_the_weights() -> None:
+    """As where the policy itself is split over ranks."""
+    policy, copied = (random_policy(len(TOKENIZER), seed, scale=0.1) for seed in (3, 4))
+    engine = HFEngine(copied, TOKENIZER)
+    (p,) = prompts(1)
+    (before,) = engine.generate([p])
+    engine.sync_weights(policy.model.named_parameters(), 7)
+    (after,) = engine.generate([p])
+    (own,) = HFEngine(policy, TOKENIZER).generate([p])
+    assert before.ids != after.ids == own.ids
+    assert after.logprobs == own.logprobs
+    assert after.policy_version == 7
