@@ -289,7 +289,8 @@ def fit(
                 folder.resumed(config, command)
         else:
             folder = _new_folder(config, command, made)
-        ranks.announce(folder.path)
+        if first_rank:
+            ranks.announce(folder.path, folder.made)
         with folder.resumable():
             console = Console()
             if first_rank:

@@ -128,7 +128,7 @@ def _fit(argv: list[str]) -> int:
 
 def _on_ranks(argv: Sequence[str], count: int) -> int:
     """The same command as so many processes; what the first one to fail says, once."""
-    from rsipo_lightning.run_folder import go_on
+    from rsipo_lightning.run_folder import RunFolder, go_on
 
     failed = ranks.launch(ranks.command(argv), count)
     if failed is None:
@@ -138,6 +138,8 @@ def _on_ranks(argv: Sequence[str], count: int) -> int:
         how = f"rank {failed.rank} was killed by {signal.Signals(-failed.code).name}"
         print(failed.text, f"rsipo-fit: error: {how}{note and f'; {note}'}", file=sys.stderr)
         return STOPPED if note else 1
+    if failed.code == CANNOT_START and failed.run:  # another rank may have left it
+        RunFolder(failed.run, failed.made).discard()
     print(failed.text, file=sys.stderr)
     return failed.code
 

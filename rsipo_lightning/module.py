@@ -27,7 +27,7 @@ from rsipo_lightning.errors import DivergedError, EngineError
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.reduce import sum_over_ranks
 from rsipo_lightning.rollout import Job, Player, Sampling
-from rsipo_lightning.sharding import share, sharded
+from rsipo_lightning.sharding import sharded, share
 from rsipo_lightning.strategy import Zero3Strategy, loss_scale
 from rsipo_lightning.tokens import TokenBatch, collate, null_sample, pad, split
 from rsipo_lightning.types import (

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -37,7 +37,8 @@ class Failure:
     rank: int
     code: int  # exit code; negative: the number of the signal that killed the rank
     text: str  # what the rank had to say, "" for nothing
-    run: Path | None  # the run's folder, if it was known by then
+    run: Path | None = None  # the run's folder, if it was known by then
+    made: tuple[Path, ...] = ()  # for a new run: its folder and the parents that it lacked
 
 
 def rank() -> int:
@@ -80,9 +81,9 @@ def report(text: str, code: int) -> bool:
     return _note(f"failed-{rank()}", {"time": time.time(), "code": code, "text": text})
 
 
-def announce(run: Path) -> None:
-    """Tell the launcher where the run is."""
-    _note("run", {"path": str(run.resolve())})
+def announce(run: Path, made: Sequence[Path]) -> None:
+    """Tell the launcher where the run is, and which folders were made for it."""
+    _note("run", {"path": str(run.resolve()), "made": [str(path.resolve()) for path in made]})
 
 
 def _note(name: str, content: Mapping[str, Any]) -> bool:
@@ -155,8 +156,11 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], notes: Path) -> Failure 
         died = {k: code for k, code in enumerate(codes) if code}
         time.sleep(POLL_S)
     died |= _end(processes)
-    run = _read(notes / "run")
-    return _first(died, notes, Path(run["path"]) if run else None)
+    failure = _first(died, notes)
+    if run := _read(notes / "run"):
+        made = tuple(Path(path) for path in run["made"])
+        return replace(failure, run=Path(run["path"]), made=made)
+    return failure
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
@@ -176,17 +180,17 @@ def _wait_for(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> N
         time.sleep(POLL_S)
 
 
-def _first(died: Mapping[int, int], notes: Path, run: Path | None) -> Failure:
+def _first(died: Mapping[int, int], notes: Path) -> Failure:
     """A rank that was killed lets the others fail as well; else the earliest report counts."""
     reports = _reports(notes)
     silent = {k: code for k, code in died.items() if k not in reports}
     killed = min((k for k, code in silent.items() if code < 0), default=None)
     if killed is None and reports:
         k = min(reports, key=lambda k: float(reports[k]["time"]))
-        return Failure(k, int(reports[k]["code"]), str(reports[k]["text"]), run)
+        return Failure(k, int(reports[k]["code"]), str(reports[k]["text"]))
     k = min(silent) if killed is None else killed
     said = (notes / f"output-{k}").read_text(encoding="utf-8", errors="replace")
-    return Failure(k, silent[k], said[-4000:].rstrip(), run)
+    return Failure(k, silent[k], said[-4000:].rstrip())
 
 
 def _reports(notes: Path) -> dict[int, dict[str, Any]]:

@@ -53,7 +53,7 @@ class RunFolder:
 
     def __init__(self, path: Path, made: Sequence[Path] = ()) -> None:
         self.path = path
-        self._made = made  # for a new run: its folder and the parents that it lacked, upwards
+        self.made = made  # for a new run: its folder and the parents that it lacked, upwards
 
     @classmethod
     def create(
@@ -76,7 +76,7 @@ class RunFolder:
             write_text(folder.path / CONFIG, to_yaml(config))
             write_json(folder.path / RECORD, origin(config, command, data, bank))
         except BaseException:  # Ctrl-C too
-            folder._discard()
+            folder.discard()
             raise
         return folder
 
@@ -132,16 +132,17 @@ class RunFolder:
         except (RsipoError, KeyboardInterrupt) as error:
             if note := go_on(self.path):
                 error.add_note(note)
-            elif not (self.path / "metrics.csv").exists():
-                self._discard()
+            else:
+                self.discard()
             raise
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
         """Remove a new run that has not begun, and the folders that were made for it."""
-        if self._made:
+        begun = go_on(self.path) or (self.path / "metrics.csv").exists()
+        if self.made and not begun:
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # another run is in one of them
-                for folder in self._made[1:]:
+                for folder in self.made[1:]:
                     folder.rmdir()
 
 

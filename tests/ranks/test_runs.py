@@ -103,8 +103,9 @@ def test_three_updates_a_resume_and_three_more_are_six(straight: Path, tmp_path:
 
 @needs_deepspeed
 def test_the_policy_is_whole_and_its_head_is_tied(straight: Path) -> None:
-    model, start = policy(straight), AutoModelForCausalLM.from_pretrained(
-        ROOT / "rsipo_lightning/models/tiny"
+    model, start = (
+        policy(straight),
+        AutoModelForCausalLM.from_pretrained(ROOT / "rsipo_lightning/models/tiny"),
     )
     assert model.lm_head.weight is model.model.embed_tokens.weight
     trained, before = model.state_dict(), start.state_dict()

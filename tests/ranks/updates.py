@@ -128,7 +128,7 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def weights(policy: Policy) -> Tensor:
-    return torch.cat([p.detach().flatten().float() for _, p in full_weights(policy.model)])
+    return torch.cat([p.detach().flatten().float() for _, p in full_weights(policy.model, 20_000)])
 
 
 def main(strategy: str, out: str, cases: str) -> None:

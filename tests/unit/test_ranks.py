@@ -52,7 +52,7 @@ def test_the_first_reason_is_told_and_the_others_end(tmp_path: Path) -> None:
     body = f"""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     open({str(tmp_path)!r} + f"/{{rank}}", "w").write(str(os.getpid()))
-    ranks.announce(__import__("pathlib").Path({str(tmp_path)!r}))
+    ranks.announce(__import__("pathlib").Path({str(tmp_path)!r}), [])
     if rank == 1:
         ranks.report("no disk", 75)
         sys.exit(75)
@@ -70,7 +70,7 @@ def test_the_first_reason_is_told_and_the_others_end(tmp_path: Path) -> None:
 
 def test_a_rank_that_has_said_why_but_does_not_end_is_ended() -> None:
     body = "ranks.report('broken', 2) if rank else None\n" + WAIT
-    assert ranks.launch(program(body), 2) == ranks.Failure(1, 2, "broken", None)
+    assert ranks.launch(program(body), 2) == ranks.Failure(1, 2, "broken")
 
 
 def test_a_killed_rank_is_the_first_whatever_the_others_say() -> None:
@@ -88,7 +88,7 @@ def test_a_killed_rank_is_the_first_whatever_the_others_say() -> None:
 
 def test_the_last_words_of_a_rank_that_reports_nothing() -> None:
     body = "print('segment 7', flush=True)\nif rank: os._exit(3)\n" + WAIT
-    assert ranks.launch(program(body), 2) == ranks.Failure(1, 3, "segment 7", None)
+    assert ranks.launch(program(body), 2) == ranks.Failure(1, 3, "segment 7")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -36,6 +36,7 @@ def config(tmp_path: Path, *names: str) -> RunConfig:
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The loggers of a new run, and of the same run gone on with at update 3."""
+
     def make(*names: str) -> tuple[Path, list[Logger], list[Logger]]:
         run = config(tmp_path, *names)
         folder = RunFolder.create(run, [])

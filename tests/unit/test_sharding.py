@@ -1,0 +1,60 @@
+"""Weights of plain models, and how much is gathered at a time. Shares: tests/ranks."""
+
+import pytest
+import torch
+from torch import nn
+
+from rsipo_lightning.config import RunConfig, TrainerSection
+from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.sharding import _buckets, full_state, full_weights, plain_copy, sharded, share
+from rsipo_lightning.strategy import check_zero3, connect
+from rsipo_lightning.testing import random_policy
+
+
+def test_buckets_hold_no_more_than_their_limit() -> None:
+    """But for a parameter that is larger alone."""
+    named = [(str(n), nn.Parameter(torch.zeros(n))) for n in (3, 4, 9, 2, 2, 8)]
+    sizes = [[name for name, _ in bucket] for bucket in _buckets(named, 8)]
+    assert sizes == [["3", "4"], ["9"], ["2", "2"], ["8"]]
+
+
+def test_a_plain_model_is_its_own_whole() -> None:
+    model = random_policy(64).model
+    assert not sharded(model)
+    assert all(x is y for (_, x), y in zip(full_weights(model), model.parameters(), strict=True))
+    assert full_state(model) is None
+    assert all(share(p) is p for p in model.parameters())
+
+
+def test_a_copy_has_the_shapes_the_dtype_and_the_tied_head() -> None:
+    model = random_policy(64).model.to(torch.bfloat16)
+    made = plain_copy(model, torch.device("cpu"))
+    assert made.get_output_embeddings().weight is made.get_input_embeddings().weight
+    shapes = [[(n, p.shape, p.dtype) for n, p in m.named_parameters()] for m in (model, made)]
+    assert shapes[0] == shapes[1]
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("key", ["offload_optimizer", "offload_parameters"])
+def test_offload_is_for_zero3(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"trainer.{key}=true needs --trainer zero3"):
+        TrainerSection(**{key: True})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["offload_optimizer", "offload_parameters"])
+def test_offload_is_for_gpus(key: str) -> None:
+    pytest.importorskip("deepspeed")
+    trainer = TrainerSection(strategy="zero3", **{key: True})  # type: ignore[arg-type]
+    check_zero3(RunConfig(trainer=trainer), "cuda")
+    with pytest.raises(ConfigError, match=f"trainer.{key}=true moves memory of a GPU"):
+        check_zero3(RunConfig(trainer=trainer), "cpu")
+
+
+def test_ranks_are_as_many_as_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig({"trainer": "ddp"}, trainer=TrainerSection(strategy="ddp", devices=2))
+    with pytest.raises(ConfigError, match="start it with rsipo-fit or torchrun"):
+        connect(config, "cpu")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="devices=2: the launcher has started 3 ranks"):
+        connect(config, "cpu")
