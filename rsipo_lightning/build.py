@@ -258,7 +258,7 @@ def fit(
     began = clock()
     quiet()
     kind = accelerator(config)
-    check_devices(config, kind)
+    check_devices(config)
     checkpoint = latest(Path(resume)) if resume else None
     if checkpoint:
         check_ranks(checkpoint, config.trainer)
@@ -316,9 +316,9 @@ def fit(
     return result
 
 
-def check_devices(config: RunConfig, kind: str) -> None:
+def check_devices(config: RunConfig) -> None:
     """ConfigError where a strategy or so many devices cannot be had."""
-    t, gpus = config.trainer, torch.cuda.device_count()
+    t, kind, gpus = config.trainer, accelerator(config), torch.cuda.device_count()
     if kind == "cuda" and t.devices > gpus:
         raise ConfigError(f"trainer.devices={t.devices}: this machine has {gpus} GPUs")
     check_zero3(config, kind)

@@ -16,6 +16,7 @@ from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import distributed, nn
 
+from rsipo_lightning import ranks
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.sharding import deepspeed_for
@@ -26,13 +27,13 @@ def connect(config: RunConfig, kind: str) -> None:
     do together. Raises ConfigError where their number is not what the config says.
     """
     t = config.trainer
-    if "RANK" not in os.environ:
-        if t.devices > 1 or t.zero3:
-            raise ConfigError(
-                f"--trainer {config.groups['trainer']} runs in processes of its own: start it with "
-                "rsipo-fit or torchrun"
-            )
+    if not t.zero3 and ranks.count(t.devices) == 1:
         return
+    if not ranks.started():
+        raise ConfigError(
+            f"--trainer {config.groups['trainer']} runs in processes of its own: start it with "
+            "rsipo-fit or torchrun"
+        )
     local = int(os.environ.get("LOCAL_WORLD_SIZE", t.devices))
     if local != t.devices:
         raise ConfigError(
@@ -137,9 +138,9 @@ class Zero3Strategy(DeepSpeedStrategy):
         self.checkpoint_io.teardown()
 
 
-def loss_scale(strategy: Any, micro_batches: int, ranks: int) -> int:
+def loss_scale(strategy: Any, micro_batches: int, world: int) -> int:
     """What a loss is multiplied with so that the step is that of the sum over micro-batches and
     ranks, which Lightning and DeepSpeed average; DeepSpeed averages over micro-batches once more.
     """
     twice = strategy.handles_gradient_accumulation
-    return micro_batches * (micro_batches if twice else 1) * ranks
+    return micro_batches * (micro_batches if twice else 1) * world

@@ -16,6 +16,7 @@ from rsipo_lightning.build import (
     Actors,
     accelerator,
     actors,
+    check_devices,
     check_training,
     clock,
     first_whole,
@@ -61,6 +62,7 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
     endpoint = None
     if config.sft.labels == "endpoint":
         endpoint = Endpoint(config.sft.endpoint, "sft.endpoint")
+    check_devices(config.training(1))
     with closing(actors(config, ("train",))) as made:
         check_training(config.training(1), made)
         lessons = _lessons(config, made) if config.sft.lessons else None
