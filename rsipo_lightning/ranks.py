@@ -43,17 +43,17 @@ class Failure:
 
 def rank() -> int:
     """This process's place in the run, over all nodes; 0 where there is one process."""
-    return int(os.environ["RANK"]) if started() else 0
+    return int(os.environ.get("RANK", "0"))
 
 
 def count(devices: int) -> int:
     """How many ranks there are, or will be: ``devices`` of this machine where none has started."""
-    return int(os.environ["WORLD_SIZE"]) if started() else devices
+    return int(os.environ.get("WORLD_SIZE", devices))
 
 
 def started() -> bool:
     """Whether a launcher has started this process as one of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return "RANK" in os.environ  # Lightning takes WORLD_SIZE away when it ends
 
 
 # ---- in a rank

@@ -205,3 +205,4 @@ def test_an_exception_of_one_rank_is_shown_once(trainer: str, tmp_path: Path) ->
     assert done.returncode == 1
     assert done.stderr.count("ZeroDivisionError: in rank 1 alone") == 1
     assert done.stderr.count("Traceback") == 1
+    assert done.stderr.startswith("rank 1:")
