@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import resource
 import sys
 import time
@@ -413,6 +414,8 @@ def quiet() -> None:
     """Libraries keep their tips and bars to themselves; their warnings about our use stay."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
+    if not torch.cuda.is_available():  # accelerate imports deepspeed, which warns that it sees none
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)")  # of Lightning itself
     warnings.filterwarnings("ignore", ".*module.s. in eval mode at the start of training")
     warnings.filterwarnings("ignore", ".*does not have many workers")
