@@ -9,7 +9,8 @@ from rsipo_lightning.checks import above, at_least, one_of, within
 from rsipo_lightning.endpoint import EndpointConfig
 from rsipo_lightning.errors import ConfigError, did_you_mean
 
-SHIPPED = ("tiny", "tiny_hard")  # values of model.path that name a policy of the package
+# values of model.path that name a policy of the package
+SHIPPED = ("tiny", "tiny_hard", "tiny_alfworld")
 LOGGERS = ("tensorboard", "csv", "wandb")
 
 
@@ -178,8 +179,9 @@ class SftSection:
     batch: int = 8  # rows of one optimizer step
     val_frac: float = 0.1  # of the tasks: held out, to look at before and after
     skill_temperature: float = 1.0  # of the skills that are counted before and after
-    lessons: int = 0  # updates on lessons of the built-in world (tiny policy) instead of all this
-    mixture: str = "tiny"  # what the lessons teach: a key of demonstrations.MIXTURES
+    lessons: int = 0  # updates on lessons of the tiny policies instead of all this
+    # what the lessons teach: a key of demonstrations.MIXTURES or household.HOUSE_MIXTURES
+    mixture: str = "tiny"
     report: int = 100  # after lessons: tasks of each type that are played; 0 is off
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 

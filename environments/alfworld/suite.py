@@ -140,11 +140,13 @@ class AlfworldSuite(TaskSuite):
         """A response ends with its action."""
         return ("</action>",)
 
-    def expert(self, task: Task, rng: random.Random) -> Expert:
-        """Plays along in a game of its own."""
+    def expert(
+        self, task: Task, rng: random.Random, plan: str = "workflow", noise: float = 0.0
+    ) -> Expert:
+        """Plays along in a game of its own; ``plan`` and ``noise`` are those of a housekeeper."""
         from rsipo_lightning.environments.alfworld.expert import Housekeeper, Player
 
-        return Player(self._open(task), Housekeeper(rng), self._wording.think)
+        return Player(self._open(task), Housekeeper(rng, plan, noise), self._wording.think)
 
     def hindsight(self, trajectory: Trajectory, rng: random.Random) -> str:
         """What was missing: the form, what to do when nothing happens, or the way to the goal."""

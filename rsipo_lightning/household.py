@@ -1,0 +1,135 @@
+"""What the tiny policy is taught before RL on ALFWorld: rows of scripted episodes, made by key.
+
+An episode gives a row for each of some of its turns, as the policy will meet them, and now and then
+one that writes a skill for it. Without a skill in the prompt most commands do not serve the task:
+what RL has to find is which do. With one the policy does what the skill says. Between episodes
+there are drills: names to be copied.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from rsipo_lightning.codec import Codec
+from rsipo_lightning.demonstrations import Shares, draw
+from rsipo_lightning.environments.alfworld.expert import skills
+from rsipo_lightning.environments.alfworld.house import OBJECTS, ROOMS
+from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
+from rsipo_lightning.environments.experts import ScriptedSkill
+from rsipo_lightning.imitation import Row, episode_rows, outcome, skill_row
+from rsipo_lightning.rng import keyed_random
+from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
+from rsipo_lightning.skills import analysis_messages
+from rsipo_lightning.types import Role, Skill, Trajectory
+
+
+@dataclass(frozen=True)
+class HouseMixture:
+    """Shares of what is taught. They need not add up to 1."""
+
+    drills: float = 0.3  # for each episode
+    guided: float = 0.55  # of the episodes: with a skill
+    noise: float = 0.7  # of the commands without a skill
+    obeyed: float = 0.92  # of the skills shown
+    slips: float = 0.1  # of the commands where a skill is obeyed
+    turns: int = 10  # of an episode that become rows, at most
+    written: float = 0.4  # of the episodes: a skill is written
+    guide: Shares = field(  # kind of the skill that is shown
+        default_factory=lambda: {
+            "procedural": 0.6,
+            "format": 0.1,
+            "recovery": 0.05,
+            "misleading": 0.25,
+        }
+    )
+    write_success: Shares = field(  # kind of the skill that is written after a success
+        default_factory=lambda: {
+            "procedural": 0.6,
+            "format": 0.15,
+            "recovery": 0.05,
+            "misleading": 0.2,
+        }
+    )
+    write_failure: Shares = field(
+        default_factory=lambda: {
+            "procedural": 0.35,
+            "format": 0.2,
+            "recovery": 0.1,
+            "misleading": 0.35,
+        }
+    )
+
+
+HOUSE_MIXTURES = {"tiny_alfworld": HouseMixture()}  # of the shipped policies, by name
+
+# Nothing is sampled; a row that is too long for the policy is left out.
+_HOW = Sampling(seed=0, temperature=1.0, max_new_tokens=1, context=4096, live=1)
+
+
+_RECEPTACLES = {name for room in ROOMS.values() for name in room.receptacles}
+_THINGS = sorted(name.lower() for name in _RECEPTACLES.union(OBJECTS))
+
+
+class HouseDemonstrations:
+    """Rows by key, of the training games of a suite. ValueError if its words are several tokens."""
+
+    def __init__(self, codec: Codec, seed: int, mixture: HouseMixture, suite: AlfworldSuite) -> None:
+        self.codec, self.seed, self.mixture, self._suite = codec, seed, mixture, suite
+        self._tasks = suite.tasks("train")
+        (_,) = codec.encode(" countertop")
+
+    def rows(self, number: int, count: int) -> list[Row]:
+        """``count`` rows; a function of the seed and ``number``."""
+        made: list[Row] = []
+        episode = 0
+        while len(made) < count:
+            made += self.lesson(number, episode)
+            episode += 1
+        return made[:count]
+
+    def skills(self, type_: str, kind: str) -> list[ScriptedSkill]:
+        """See the protocol."""
+        return skills(type_, kind)
+
+    def lesson(self, *key: object) -> list[Row]:
+        """The rows of an episode, and a drill now and then; a function of seed and key."""
+        rng, mixture = keyed_random("household", self.seed, *key), self.mixture
+        trajectory = self._play(rng)
+        made = list(episode_rows(trajectory, 1.0))
+        made = rng.sample(made, min(len(made), mixture.turns))
+        if rng.random() < mixture.written:
+            made.append(self._written(trajectory, rng))
+        if rng.random() < mixture.drills:
+            made.append(self._copying(rng))
+        return [row for row in made if len(row.ids) <= _HOW.context]
+
+    def _play(self, rng: random.Random) -> Trajectory:
+        """An episode as the policy would have played it."""
+        mixture = self.mixture
+        task = rng.choice(self._tasks)
+        plan, noise, shown = "workflow", mixture.noise, None
+        if rng.random() < mixture.guided:
+            kind = draw(rng, mixture.guide)
+            skill = rng.choice(skills(task.type, kind))
+            shown = Skill(task, skill.text, "")
+            if kind != "format" and rng.random() < mixture.obeyed:  # a form changes no plan
+                plan, noise = skill.plan, mixture.slips
+        player = ExpertPlayer(
+            self._suite, self.codec, lambda job: self._suite.expert(job.task, rng, plan, noise)
+        )
+        (trajectory,) = player.play([Job(task, Role.STUDENT, 0, 0, shown)], _HOW)
+        return trajectory
+
+    def _written(self, trajectory: Trajectory, rng: random.Random) -> Row:
+        mixture = self.mixture
+        shares = mixture.write_success if trajectory.success else mixture.write_failure
+        skill = rng.choice(skills(trajectory.task.type, draw(rng, shares))).text
+        asked = analysis_messages(trajectory, self._suite.config.prompt)
+        return skill_row(self.codec, asked, outcome(trajectory), skill)
+
+    def _copying(self, rng: random.Random) -> Row:
+        """Numbered things, twice."""
+        things = (f" {rng.choice(_THINGS)} {rng.randint(1, 30)}" for _ in range(rng.randint(4, 16)))
+        ids = self.codec.encode("".join(things))
+        return Row(ids + ids, (0.0,) * len(ids) + (1.0,) * len(ids))
