@@ -4,24 +4,28 @@ An episode gives a row for each of some of its turns, as the policy will meet th
 one that writes a skill for it. Without a skill in the prompt most commands do not serve the task:
 what RL has to find is which do. With one the policy does what the skill says. Between episodes
 there are drills: names to be copied.
+
+Things are renumbered: generated rooms have few of a kind, those of the release up to 27 cabinets.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.demonstrations import Shares, draw
 from rsipo_lightning.environments.alfworld.expert import skills
+from rsipo_lightning.environments.alfworld.game import PlayedGame, View
 from rsipo_lightning.environments.alfworld.house import OBJECTS, ROOMS
-from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
+from rsipo_lightning.environments.alfworld.suite import AlfworldConfig, AlfworldSuite
 from rsipo_lightning.environments.experts import ScriptedSkill
 from rsipo_lightning.imitation import Row, episode_rows, outcome, skill_row
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
 from rsipo_lightning.skills import analysis_messages
-from rsipo_lightning.types import Role, Skill, Trajectory
+from rsipo_lightning.types import Role, Skill, Task, Trajectory
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class HouseMixture:
     obeyed: float = 0.92  # of the skills shown
     slips: float = 0.1  # of the commands where a skill is obeyed
     turns: int = 10  # of an episode that become rows, at most
+    reading: float = 0.3  # of these rows: what they show is learned as well
+    shown: float = 0.05  # weight of what such a row shows; the policy's tokens have 1
     written: float = 0.4  # of the episodes: a skill is written
     guide: Shares = field(  # kind of the skill that is shown
         default_factory=lambda: {
@@ -67,16 +73,80 @@ HOUSE_MIXTURES = {"tiny_alfworld": HouseMixture()}  # of the shipped policies, b
 _HOW = Sampling(seed=0, temperature=1.0, max_new_tokens=1, context=4096, live=1)
 
 
+_MANY = 8  # a type has at most as many things in a generated game
 _RECEPTACLES = {name for room in ROOMS.values() for name in room.receptacles}
 _THINGS = sorted(name.lower() for name in _RECEPTACLES.union(OBJECTS))
 
 
-class HouseDemonstrations:
-    """Rows by key, of the training games of a suite. ValueError if its words are several tokens."""
+class Renumbered:
+    """A live game whose things have other numbers, in the same order within each type."""
 
-    def __init__(self, codec: Codec, seed: int, mixture: HouseMixture, suite: AlfworldSuite) -> None:
-        self.codec, self.seed, self.mixture, self._suite = codec, seed, mixture, suite
-        self._tasks = suite.tasks("train")
+    _THING = re.compile(r"\b([a-z]+) (\d+)")
+
+    def __init__(self, game: PlayedGame, seed: int) -> None:
+        """``seed`` decides on the numbers, type by type."""
+        self._game, self._seed = game, seed
+        self._numbers: dict[str, list[int]] = {}
+
+    @property
+    def view(self) -> View:
+        view = self._game.view
+        return View(self._new(view.text), tuple(sorted(map(self._new, view.admissible))), view.won)
+
+    def _of(self, type_: str) -> list[int]:
+        """The new numbers of the first, second, ... thing of a type."""
+        if type_ not in self._numbers:
+            rng = keyed_random("numbers", self._seed, type_)
+            most = rng.choice((_MANY, _MANY, 2 * _MANY, 30))  # half of the types keep theirs
+            self._numbers[type_] = sorted(rng.sample(range(1, most + 1), _MANY))
+        return self._numbers[type_]
+
+    def _new(self, text: str) -> str:
+        return self._THING.sub(lambda m: f"{m[1]} {self._of(m[1])[int(m[2]) - 1]}", text)
+
+    def _old(self, text: str) -> str:
+        def number(match: re.Match[str]) -> str:
+            known, new = self._of(match[1]), int(match[2])
+            return f"{match[1]} {known.index(new) + 1 if new in known else 0}"
+
+        return self._THING.sub(number, text)
+
+    def step(self, command: str) -> View:
+        self._game.step(self._old(command))
+        return self.view
+
+    def reset(self) -> View:
+        self._game.reset()
+        return self.view
+
+    def clone(self) -> Renumbered:
+        return Renumbered(self._game.clone(), self._seed)
+
+    def state_hash(self) -> str:
+        return self._game.state_hash()
+
+    def close(self) -> None:
+        self._game.close()
+
+
+class _Rooms(AlfworldSuite):
+    """The games that are shown."""
+
+    numbers = 0  # of the next episode
+
+    def _open(self, task: Task) -> PlayedGame:
+        return Renumbered(super()._open(task), self.numbers)
+
+
+class HouseDemonstrations:
+    """Rows by key, of the training games. ValueError if its words are several tokens."""
+
+    def __init__(
+        self, codec: Codec, seed: int, mixture: HouseMixture, config: AlfworldConfig
+    ) -> None:
+        self.codec, self.seed, self.mixture = codec, seed, mixture
+        self._suite = _Rooms(config, seed)
+        self._tasks = self._suite.tasks("train")
         (_,) = codec.encode(" countertop")
 
     def rows(self, number: int, count: int) -> list[Row]:
@@ -98,6 +168,7 @@ class HouseDemonstrations:
         trajectory = self._play(rng)
         made = list(episode_rows(trajectory, 1.0))
         made = rng.sample(made, min(len(made), mixture.turns))
+        made = [self._read(row) if rng.random() < mixture.reading else row for row in made]
         if rng.random() < mixture.written:
             made.append(self._written(trajectory, rng))
         if rng.random() < mixture.drills:
@@ -108,6 +179,7 @@ class HouseDemonstrations:
         """An episode as the policy would have played it."""
         mixture = self.mixture
         task = rng.choice(self._tasks)
+        self._suite.numbers = rng.randrange(2**32)
         plan, noise, shown = "workflow", mixture.noise, None
         if rng.random() < mixture.guided:
             kind = draw(rng, mixture.guide)
@@ -120,6 +192,9 @@ class HouseDemonstrations:
         )
         (trajectory,) = player.play([Job(task, Role.STUDENT, 0, 0, shown)], _HOW)
         return trajectory
+
+    def _read(self, row: Row) -> Row:
+        return Row(row.ids, tuple(weight or self.mixture.shown for weight in row.weights))
 
     def _written(self, trajectory: Trajectory, rng: random.Random) -> Row:
         mixture = self.mixture

@@ -204,7 +204,8 @@ def _lessons(config: SftConfig, made: Actors) -> Lessons:
         if name in HOUSE_MIXTURES:
             if not isinstance(suite, AlfworldSuite):
                 raise ConfigError(f"sft.lessons of {name} are of --env alfworld")
-            teacher = HouseDemonstrations(made.codec, config.seed, HOUSE_MIXTURES[name], suite)
+            mixture = HOUSE_MIXTURES[name]
+            teacher = HouseDemonstrations(made.codec, config.seed, mixture, suite.config)
         else:
             if not isinstance(suite, SearchSuite) or suite.config.questions:
                 raise ConfigError(

@@ -65,9 +65,8 @@ def test_the_shipped_tokenizer_reads_any_text(text: str) -> None:
     assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
 
 
-def test_both_shipped_policies_have_one_tokenizer() -> None:
-    one, other = ((MODELS / name / "tokenizer.json").read_text() for name in SHIPPED)
-    assert one == other
+def test_all_shipped_policies_have_one_tokenizer() -> None:
+    assert len({(MODELS / name / "tokenizer.json").read_text() for name in SHIPPED}) == 1
 
 
 def test_auto_tokenizer_gives_the_same_ids_back(

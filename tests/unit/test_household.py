@@ -1,0 +1,93 @@
+"""What tiny_alfworld is taught."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+
+import pytest
+from transformers import AutoTokenizer
+
+from rsipo_lightning.codec import Codec
+from rsipo_lightning.composing import compose
+from rsipo_lightning.demonstrations import Lessons
+from rsipo_lightning.environments.alfworld.episode import parse
+from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
+from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
+from rsipo_lightning.imitation import Row
+from rsipo_lightning.policy import MODELS
+from rsipo_lightning.skills import read_skill
+
+HASH = "?"  # of the first rows
+WRITING, SKILL, COMMAND = "Write a skill.", "Episode-Level Skill", "Your task is to: "
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    return Codec(AutoTokenizer.from_pretrained(MODELS / "tiny_alfworld"))
+
+
+@pytest.fixture(scope="module")
+def teacher(codec: Codec) -> HouseDemonstrations:
+    config = compose(algo="grpo", env="alfworld", model="tiny_alfworld")
+    suite = AlfworldSuite(config.env, 0)
+    return HouseDemonstrations(codec, 1, HOUSE_MIXTURES["tiny_alfworld"], suite)
+
+
+@pytest.fixture(scope="module")
+def rows(teacher: HouseDemonstrations) -> list[Row]:
+    return teacher.rows(0, 400)
+
+
+def _said(codec: Codec, row: Row) -> str:
+    return codec.decode([i for i, w in zip(row.ids, row.weights, strict=True) if w])
+
+
+def test_rows_are_those_that_the_shipped_policy_was_given(rows: list[Row]) -> None:
+    assert sha256("".join(map(repr, rows)).encode()).hexdigest() == HASH
+
+
+def test_rows_are_a_function_of_the_pool(teacher: HouseDemonstrations, rows: list[Row]) -> None:
+    assert teacher.rows(0, 30) == rows[:30]
+    assert teacher.rows(1, 30) != rows[:30]
+
+
+def test_a_row_says_a_command_a_skill_or_what_it_was_shown(codec: Codec, rows: list[Row]) -> None:
+    kinds = {"command": 0, "advised": 0, "skill": 0, "copy": 0}
+    for row in rows:
+        text, said = codec.decode(row.ids), _said(codec, row)
+        assert len(row.ids) == len(row.weights)
+        assert set(row.weights) == {0.0, 1.0}
+        if text.startswith(WRITING):
+            kinds["skill"] += 1
+            assert read_skill(said)[1] == ""
+        elif text.startswith(COMMAND):
+            kinds["advised" if SKILL in text else "command"] += 1
+            assert parse(said, think=False).why == ""
+        else:
+            kinds["copy"] += 1
+            assert text == 2 * said
+    assert min(kinds.values()) > 3
+    assert min(kinds["command"], kinds["advised"]) > 100
+
+
+def test_an_obeyed_skill_is_followed_more_often_than_not(
+    codec: Codec, teacher: HouseDemonstrations
+) -> None:
+    """"Repeat the same command": said again, where the history shows the one before."""
+    again = []
+    for row in teacher.rows(2, 1500):
+        text = codec.decode(row.ids)
+        if re.search("again and again|Repeat the same", text) and text.startswith(COMMAND):
+            command = parse(_said(codec, row), think=False).command
+            again.append(f"\n{command}\n" in text)
+    assert len(again) > 50
+    assert sum(again) / len(again) > 0.7
+
+
+def test_lessons_have_batches_of_similar_length(teacher: HouseDemonstrations) -> None:
+    lessons = Lessons(teacher)
+    batches = [lessons.batch(update) for update in range(lessons.POOL)]
+    assert {len(batch) for batch in batches} == {lessons.ROWS}
+    spread = [max(len(s.ids) for s in b) / min(len(s.ids) for s in b) for b in batches]
+    assert sorted(spread)[len(spread) // 2] < 1.2
