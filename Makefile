@@ -4,6 +4,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEV := .venv/.dev
+ALFWORLD := .venv/.alfworld
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
 ARGS ?=
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 
@@ -12,7 +15,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 fit: install
 	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
 
-test: lint types
+test: lint types $(ALFWORLD)
 	$(BIN)/python -m pytest -q $(ARGS)
 
 check: lint types test-fast
@@ -30,17 +33,26 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	  if curl --silent --fail --head --max-time 5 --output /dev/null $(TORCH_CPU)/torch/; \
 	  then $(BIN)/python -m pip install torch==2.13.0 --index-url $(TORCH_CPU); \
 	  else $(BIN)/python -m pip install torch==2.13.0; fi; }
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable '.[disk,gguf,plot]'
 	touch $@
 
-lint: install
+$(DEV): $(STAMP)
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+# Two of its packages are compiled: minutes.
+$(ALFWORLD): $(STAMP)
+	$(PIP) --editable '.[alfworld]'
+	touch $@
+
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: $(DEV)
 	$(BIN)/mypy
 
-test-fast: install
+test-fast: $(DEV)
 	$(BIN)/python -m pytest -q -m 'not slow' $(ARGS)
 
 # Into the package, once the run has ended well.
@@ -62,14 +74,14 @@ smollm2: install
 	$(BIN)/python -m rsipo_lightning.smollm2 $(ARGS)
 
 # Of the two engines of ALFWorld, over real games.
-parity: install
+parity: $(ALFWORLD)
 	$(BIN)/python -m rsipo_lightning.environments.alfworld.parity $(ARGS)
 
 board: install
 	@echo 'success, gain and trust in tabs: http://localhost:6006/#custom_scalars'
 	$(BIN)/tensorboard --logdir runs $(ARGS)
 
-dist: install
+dist: $(DEV)
 	$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")'
 
 clean:

@@ -46,6 +46,8 @@ class Stream:
     loss: TokenLoss
     coef: float = 1.0
     reference: bool = False  # the loss reads batch.scores["reference"]
+    # factor in [0, 1] of each token in that loss, (batch, log-probs [N]) -> [N]: logged
+    gate: Callable[[TokenBatch, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)

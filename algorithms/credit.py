@@ -89,12 +89,11 @@ def reweighted(
     l_old (5.8, 5.10). All detached; a token without a score keeps A.
     """
     weight, advantage = sample.credits["actor"]
-    w = weigh(advantage.sign() * gap(sample)).clamp(1 - bound, 1 + bound)
+    free = weigh(advantage.sign() * gap(sample))
+    w = free.clamp(1 - bound, 1 + bound)
     factor = (1 - lam) + lam * w
     metrics.mean("reward/reweighting_mean", float((factor - 1).abs().mean()), sample.n)
-    metrics.mean(
-        "reward/reweighting_clipped_frac", float(((w - 1).abs() >= bound).float().mean()), sample.n
-    )
+    metrics.mean("reward/reweighting_clipped_frac", float((w != free).float().mean()), sample.n)
     return with_credit(sample, actor=Credit(weight, factor * advantage))
 
 

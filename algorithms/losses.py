@@ -4,6 +4,8 @@ those of methods.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -60,13 +62,21 @@ def negative_entropy(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
     return -value * batch.entropy
 
 
+def sigmoid_gate(beta: float, view: str = "teacher") -> Callable[[TokenBatch, Tensor], Tensor]:
+    """g = sg sigma(beta (l_T - l_theta)) (5.9, 6.1), above 1/2 where the teacher is the surer."""
+
+    def gate(batch: TokenBatch, logp: Tensor) -> Tensor:
+        return torch.sigmoid(beta * (batch.scores[view] - logp.detach()))
+
+    return gate
+
+
 def gated_distillation(beta: float, view: str = "teacher") -> TokenLoss:
-    """omega g (sg l_T - l_theta), g = sg sigma(beta (l_T - l_theta)) (5.9, 6.1); value omega."""
+    """omega g (sg l_T - l_theta) (5.9, 6.1); value omega."""
+    gate = sigmoid_gate(beta, view)
 
     def loss(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
-        gap = batch.scores[view] - logp
-        gate = torch.sigmoid(beta * gap.detach())
-        return value * gate * gap
+        return value * gate(batch, logp) * (batch.scores[view] - logp)
 
     return loss
 

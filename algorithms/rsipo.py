@@ -17,7 +17,12 @@ from rsipo_lightning import keys
 from rsipo_lightning.algorithms.base import Stream, Sums
 from rsipo_lightning.algorithms.credit import taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
-from rsipo_lightning.algorithms.losses import gated_distillation, reverse_kl, reward_weighted_nll
+from rsipo_lightning.algorithms.losses import (
+    gated_distillation,
+    reverse_kl,
+    reward_weighted_nll,
+    sigmoid_gate,
+)
 from rsipo_lightning.algorithms.shrinkage import Shrinkage, type_sums
 from rsipo_lightning.bank import BankConfig, SkillBank
 from rsipo_lightning.checks import one_of, within
@@ -134,10 +139,13 @@ class RSIPO(GRPO[RSIPOConfig]):
     def streams(self) -> Mapping[str, Stream]:
         """L = L_RLVR + lambda_OPSD L_OPSD(omega) + L_skill."""
         c = self.config
-        distillation = gated_distillation(c.gate_beta) if c.gate == "sigmoid" else reverse_kl()
+        teacher = Stream(reverse_kl(), c.distill)
+        if c.gate == "sigmoid":
+            gate = sigmoid_gate(c.gate_beta)
+            teacher = Stream(gated_distillation(c.gate_beta), c.distill, gate=gate)
         return {
             **super().streams,
-            "teacher": Stream(distillation, c.distill),
+            "teacher": teacher,
             "writer": Stream(reward_weighted_nll, self.writing),
         }
 
@@ -279,6 +287,15 @@ class RSIPO(GRPO[RSIPOConfig]):
             it.metrics.mean(keys.trust_of(kinds[task]), omega)
             it.metrics.mean("trust/zero_frac", float(omega <= 0))
             it.metrics.mean("trust/max_frac", float(omega >= self.config.trust_max))
+            it.metrics.mean("trust/omega_abs_dev_mean", abs(omega - 1))
+        for r in it.replays:
+            if r.gain is not None:
+                kind, noise = r.skill.task.type, r.noise or 0.0
+                it.metrics.mean("trust/type_gain_mean", self.shrinkage.types[kind].mean)
+                it.metrics.mean("trust/tau2_mean", self.shrinkage.types[kind].tau2)
+                it.metrics.mean("trust/noise_mean", noise)
+                kept = self.shrinkage.kept(kind, noise, self.config.noise)
+                it.metrics.mean("trust/kept_mean", kept)
         return done
 
     def omega(self, skill: Skill, result: ReplayResult | None) -> float:

@@ -57,7 +57,12 @@ class Shrinkage:
                 m.n += int(n)
 
     def posterior(self, kind: str, gain: float, noise: float, mode: str = "own") -> float:
-        """g_x = m + B_x (Delta_x - m), B_x = tau^2 / (tau^2 + s_x^2), 0 where tau^2 is 0.
+        """g_x = m + B_x (Delta_x - m)."""
+        m = self.types[kind]
+        return m.mean + self.kept(kind, noise, mode) * (gain - m.mean)
+
+    def kept(self, kind: str, noise: float, mode: str = "own") -> float:
+        """B_x = tau^2 / (tau^2 + s_x^2), 0 where tau^2 is 0: the share of Delta_x - m that counts.
 
         mode: whose noise variance counts: "own", "pooled" (the type's), "blend" (half and half) or
         "max".
@@ -69,8 +74,7 @@ class Shrinkage:
             "blend": (noise + m.pooled_noise) / 2,
             "max": max(noise, m.pooled_noise),
         }[mode]
-        b = m.tau2 / (m.tau2 + s2) if m.tau2 > 0 else 0.0
-        return m.mean + b * (gain - m.mean)
+        return m.tau2 / (m.tau2 + s2) if m.tau2 > 0 else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Plain containers."""

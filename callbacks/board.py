@@ -28,6 +28,7 @@ LAYOUT: Final[dict[str, dict[str, list[Any]]]] = {
     "RSIPO": {
         "replay gain": ["Multiline", [keys.GAIN, r"skill/[^/]+/gain_mean"]],
         "trust": ["Multiline", [keys.TRUST, r"trust/[^/]+/omega_mean"]],
+        "shrinkage": ["Multiline", [r"trust/(kept|tau2|noise|type_gain)_mean"]],
         "teacher against student": ["Multiline", [keys.TEACHER_BETTER, keys.TEACHER_WORSE]],
         "success with and without skill": [
             "Multiline",
@@ -39,6 +40,7 @@ LAYOUT: Final[dict[str, dict[str, list[Any]]]] = {
     "Losses": {
         "losses": ["Multiline", [r"loss/.*", keys.VAL_LOSS]],
         "distance to the reference": ["Multiline", [r"policy/kl_mean"]],
+        "gate of the teacher": ["Multiline", [r"policy/teacher_gate_.*"]],
         "gradient norm": ["Multiline", [r"optim/grad_norm"]],
         "learning rate": ["Multiline", [r"optim/lr"]],
     },

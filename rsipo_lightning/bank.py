@@ -20,7 +20,7 @@ from typing import Any
 
 from rsipo_lightning.checks import at_least
 from rsipo_lightning.errors import ConfigError, DataError, did_you_mean
-from rsipo_lightning.files import half_character
+from rsipo_lightning.files import half_character, hash_file
 
 _SKILL = ("title", "principle", "when_to_apply")
 _MISTAKE = ("description", "why_it_happens", "how_to_avoid")
@@ -112,6 +112,10 @@ class SkillBank:
         for kind in types:
             bank.text(kind)
         return bank
+
+    def describe(self) -> dict[str, str]:
+        """What a run records of it: path and hash of the file."""
+        return {"path": self.source, "sha256": hash_file(self.source)}
 
     def text(self, task_type: str) -> str:
         """General skills, then those of a task type, a line for each. Unknown type: DataError.

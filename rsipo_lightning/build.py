@@ -96,6 +96,11 @@ class Parts(Actors):
 
     algorithm: Algorithm[Any]
 
+    def described(self) -> tuple[dict[str, Any], dict[str, str] | None]:
+        """Data and skill bank, as a run records them."""
+        bank = self.algorithm.bank
+        return self.suite.describe(), bank.describe() if bank else None
+
 
 def parts(config: RunConfig, splits: Sequence[str], training: bool) -> Parts:
     """Build, cheap checks first. Raises ConfigError, DataError, PluginError.
@@ -210,7 +215,7 @@ def fit(
         loggers = make_loggers(config, folder, first)  # what cannot start changes nothing
         folder.resumed(config, command)
     else:
-        folder = RunFolder.create(config, command, made.suite.describe())
+        folder = RunFolder.create(config, command, *made.described())
     with folder.resumable():
         console = Console()
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -373,7 +378,7 @@ def evaluate(
         published.check({task.type for task in tasks})
     made.policy.to(accelerator(config))
     module = PolicyModule(made.policy, made.algorithm, config, made.player)
-    record = origin(config, command, made.suite.describe())
+    record = origin(config, command, *made.described())
     console = Console()
     if out:
         out.start()

@@ -182,6 +182,7 @@ def _eval(argv: list[str]) -> int:
     args = parser.read(argv)
     from rsipo_lightning import registry
     from rsipo_lightning.composing import COMMAND_LINE, FIT, component, compose_kind, saved_groups
+    from rsipo_lightning.protocols import TaskSuite
     from rsipo_lightning.run_folder import CONFIG
 
     path = Path(args.path)
@@ -212,7 +213,7 @@ def _eval(argv: list[str]) -> int:
         for key, origin in origins.items()
         if key.startswith("env.") and origin == COMMAND_LINE
     ]
-    suite = registry.load("environments", env)
+    suite = registry.load_class("environments", env, TaskSuite)
     split = args.split or suite.evaluation_split(config.env, given)
     from rsipo_lightning import build
     from rsipo_lightning.eval_report import EvalReport

@@ -159,9 +159,17 @@ def members(group: str) -> list[str]:
 
 
 def component(group: str, name: str) -> str:
-    """Registered name behind a member of a group: ``use`` of its YAML, else the name itself."""
+    """Registered name behind a member of a group: ``use`` of its YAML, else the name itself.
+
+    PluginError if a package has registered the name of a preset.
+    """
     path = yaml_file(group, name)
-    return str(_read(path).get("use", name)) if path.exists() else name
+    used = str(_read(path).get("use", name)) if path.exists() else name
+    kind = f"{GROUPS[group].kind}s"
+    if used != name and group in COMPONENTS and name in registry.names(kind):
+        package = registry.entry(kind, name).package
+        raise PluginError(f"two {kind} are called '{name}': a preset and that of {package}")
+    return used
 
 
 def yaml_file(group: str, name: str) -> Path:

@@ -235,18 +235,28 @@ class PolicyModule(L.LightningModule):
         assert batch.old_logprobs is not None
         assert batch.entropy is not None
         d = batch.engine_logprobs - batch.old_logprobs  # of the policy that sampled
-        metrics.mean("policy/mismatch_kl_mean", float(((-d).exp() + d - 1).mean()), d.numel())
+        metrics.mean("policy/mismatch_kl_mean", _k3(-d), d.numel())
         metrics.maximum("policy/mismatch_max", float(d.abs().max()))
         metrics.mean("policy/entropy_mean", float(batch.entropy.detach().mean()), d.numel())
         for name in known:
             gap = (batch.scores[name] - logp)[known[name]]
-            if name == "old" or not gap.numel():
+            if not gap.numel():
+                continue
+            if name == "old":  # how far the steps of this update have gone
+                metrics.mean("policy/update_kl_mean", _k3(gap), gap.numel())
+                metrics.maximum("policy/ratio_max", float((-gap).exp().max()))
                 continue
             if name == "reference":
-                metrics.mean("policy/kl_mean", float((gap.exp() - gap - 1).mean()), gap.numel())
+                metrics.mean("policy/kl_mean", _k3(gap), gap.numel())
             else:
                 metrics.mean(f"policy/{name}_gap_mean", float(gap.mean()), gap.numel())
                 metrics.mean(f"policy/{name}_gap_abs_mean", float(gap.abs().mean()), gap.numel())
+            stream = self.streams.get(name)
+            if stream and stream.gate:
+                gate = stream.gate(batch, logp)[known[name]]
+                metrics.mean(f"policy/{name}_gate_mean", float(gate.mean()), gate.numel())
+                open_ = float((gate > 0.5).float().mean())
+                metrics.mean(f"policy/{name}_gate_open_frac", open_, gate.numel())
 
     def configure_gradient_clipping(
         self,
@@ -395,6 +405,11 @@ def lr_factor(schedule: str, warmup: int, total: int, step: int) -> float:
     return {"constant": 1.0, "linear": left, "cosine": 0.5 - 0.5 * math.cos(math.pi * left)}[
         schedule
     ]
+
+
+def _k3(gap: Tensor) -> float:
+    """Mean of exp(x) - x - 1: an estimate of KL(p || q) for x = log q - log p on samples of p."""
+    return float((gap.exp() - gap - 1).mean())
 
 
 def _frozen(policy: Policy) -> Policy:

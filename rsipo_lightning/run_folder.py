@@ -63,10 +63,12 @@ class RunFolder:
         config: RunConfig | SftConfig,
         command: Sequence[str],
         data: Mapping[str, Any] | None = None,
+        bank: Mapping[str, str] | None = None,
     ) -> RunFolder:
         """Make the folder of a new run. ConfigError if it exists already or cannot be made.
 
-        ``command`` is what started the run, ``data`` what ``TaskSuite.describe()`` says.
+        ``command`` is what started the run; ``data`` and ``bank`` are what ``describe()`` of the
+        task suite and of the skill bank say.
         """
         if _further_rank():
             return cls(Path(os.environ[SHARED]))
@@ -76,8 +78,8 @@ class RunFolder:
         # The folder is this run's own: the same config starts another one.
         config = replace(config, run=replace(config.run, dir=None))
         try:
-            _write(folder.path / CONFIG, to_yaml(config))
-            write_json(folder.path / RECORD, origin(config, command, data))
+            write_text(folder.path / CONFIG, to_yaml(config))
+            write_json(folder.path / RECORD, origin(config, command, data, bank))
         except BaseException:  # Ctrl-C too
             folder._discard()
             raise
@@ -102,6 +104,8 @@ class RunFolder:
             loaded: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(f"{self.path / RECORD} cannot be read: {error}") from error
+        if not isinstance(loaded, dict):
+            raise DataError(f"{self.path / RECORD} holds no JSON object")
         return loaded
 
     def resumed(self, config: RunConfig, command: Sequence[str]) -> None:
@@ -110,7 +114,7 @@ class RunFolder:
             return
         os.environ[SHARED] = str(self.path.resolve())
         record = self.record()
-        _write(self.config_file, to_yaml(config))
+        write_text(self.config_file, to_yaml(config))
         resumes = [*record.get("resumed", []), {"command": shlex.join(command), "at": _now()}]
         write_json(self.path / RECORD, {**record, "resumed": resumes})
 
@@ -181,9 +185,14 @@ def check_writable(config: RunConfig | SftConfig) -> None:
 
 
 def origin(
-    config: RunConfig | SftConfig, command: Sequence[str], data: Mapping[str, Any] | None = None
+    config: RunConfig | SftConfig,
+    command: Sequence[str],
+    data: Mapping[str, Any] | None = None,
+    bank: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What a result came from: command, seed, data, git commit, versions. Plain containers."""
+    """What a result came from: command, seed, data, skill bank, git commit, versions. Plain
+    containers.
+    """
     return {
         "command": shlex.join(command),
         "folder": os.getcwd(),
@@ -191,6 +200,7 @@ def origin(
         "groups": config.groups,
         "seed": config.seed,
         "data": plain(data or {}),
+        **({"bank": dict(bank)} if bank else {}),
         "git": git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -260,11 +270,11 @@ def _further_rank() -> bool:
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """A record as indented JSON, all or nothing. CheckpointError if it cannot be written."""
-    _write(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
-    """All or nothing: a reader never sees half a file."""
+def write_text(path: Path, text: str) -> None:
+    """All or nothing: a reader never sees half a file. CheckpointError if it cannot be written."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")

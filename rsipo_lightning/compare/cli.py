@@ -62,6 +62,8 @@ def _compare(argv: list[str]) -> int:
     from rsipo_lightning.compare.plan import Arm, Setup, parse_arm, parse_seeds
 
     flags = {name: getattr(args, name) for name in ("env", "model", "trainer", "engine")}
+    if args.updates is not None and any(o.startswith("trainer.updates=") for o in args.overrides):
+        raise ConfigError("--updates and trainer.updates=N say the same: give one of them")
     updates = [] if args.updates is None else [f"trainer.updates={args.updates}"]
     setup = Setup(
         {name: value for name, value in flags.items() if value},

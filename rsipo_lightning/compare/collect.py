@@ -18,18 +18,30 @@ SERIES = (keys.TRUST, *(keys.category(name) for name in keys.CATEGORIES))
 
 
 def read_run(folder: Path, out: Path) -> dict[str, Any]:
-    """One run; ``folder`` is named as seen from ``out``. DataError if a file is not as it should.
+    """One run; ``folder`` is named as seen from ``out``. DataError if a file is damaged.
 
     ``looks``: each look of eval.json ("before", "after", ...) with success by task type.
     ``curve``: validation success against updates, environment steps and CPU seconds so far.
     ``series``: trust and shares of skill categories, one value per update, where there are any.
     ``skills``: gains by category, and how replays compare with controls.
     """
+    try:
+        return _read_run(folder, out)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        what = error if isinstance(error, DataError) else repr(error)
+        raise DataError(
+            f"{folder} is damaged: {what}; move it away, the same command makes it again"
+        ) from error
+
+
+def _read_run(folder: Path, out: Path) -> dict[str, Any]:
     record = RunFolder.open(folder).record()
     looks = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
     rows = MetricsCsv(folder / "metrics.csv").rows
     if missing := [key for key in (keys.ENV_STEPS, keys.CPU) if key not in (rows or [{}])[0]]:
-        raise DataError(f"{folder}/metrics.csv has no {missing[0]}: an older version wrote it")
+        raise DataError(f"metrics.csv has no {missing[0]}: an older version wrote it")
+    if len(rows) != (updates := record["result"]["updates"]):
+        raise DataError(f"metrics.csv has {len(rows)} rows, the run made {updates} updates")
     steps = _cumulative(rows, keys.ENV_STEPS, keys.REPLAY_ENV_STEPS)
     cpu = _cumulative(rows, keys.CPU)
     seen = [i for i, row in enumerate(rows) if row.get(keys.VAL_SUCCESS)]
@@ -50,6 +62,7 @@ def read_run(folder: Path, out: Path) -> dict[str, Any]:
         "env_steps": steps[-1],
         "episodes": _cumulative(rows, keys.EPISODES, keys.REPLAY_EPISODES)[-1],
         "cpu_s": cpu[-1],
+        "cpu_s_all": record["cpu_s"],
         "peak_rss_mib": record["result"]["peak_rss_mib"],
         "series": {
             key: [float(row[key]) if row.get(key) else None for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -74,11 +75,9 @@ def trust(arms: Arms) -> Any:
         smooth = [moving_average(series, WIDTH) for series in raw]
         _line(axis, raw, color=colour, alpha=0.25, linewidth=0.8)
         mean = _line(axis, smooth, color=colour, label=arm["name"])
-        if all(found.low is not None for found in mean):
-            low, high = [found.low for found in mean], [found.high for found in mean]
-            axis.fill_between(
-                range(1, len(mean) + 1), low, high, color=colour, alpha=0.15, linewidth=0
-            )
+        x = [i for i, found in enumerate(mean, start=1) if found and found.low is not None]
+        low, high = [mean[i - 1].low for i in x], [mean[i - 1].high for i in x]
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
     axis.axhline(1, color="grey", linewidth=0.8)
     axis.set_xlabel("updates")
     axis.xaxis.get_major_locator().set_params(integer=True)
@@ -196,20 +195,21 @@ def _points(arm: Mapping[str, Any], kind: str) -> list[tuple[float, Any]]:
 
 
 def _series(arm: Mapping[str, Any], key: str) -> list[list[float]]:
-    """One list per seed, one value per update; where there was none, the one before."""
+    """One list per seed, one value per update; where there was none (an update without skills), the
+    one before, NaN before the first.
+    """
     found = []
     for run in arm["runs"].values():
         filled: list[float] = []
         for value in run["series"].get(key, []):
-            if value is not None or filled:  # an update without skills has none
-                filled.append(filled[-1] if value is None else value)
+            filled.append((filled or [nan])[-1] if value is None else value)
         if filled:
             found.append(filled)
     return found
 
 
 def _line(axis: Any, series: Sequence[Sequence[float]], **style: Any) -> list[Any]:
-    """Mean over seeds; returns the Estimate of each update."""
-    found = [estimate(values) for values in zip(*series, strict=True)]
-    axis.plot(range(1, len(found) + 1), [f.mean for f in found if f], **style)
+    """Mean over the seeds that have a value; returns the Estimate of each update, None of none."""
+    found = [estimate([v for v in values if not isnan(v)]) for values in zip(*series, strict=True)]
+    axis.plot(range(1, len(found) + 1), [f.mean if f else nan for f in found], **style)
     return found

@@ -30,7 +30,7 @@ from rsipo_lightning.compare.processes import execute
 from rsipo_lightning.compare.report import markdown
 from rsipo_lightning.compare.summary import at_budget, notes, results
 from rsipo_lightning.errors import ConfigError, RsipoError, did_you_mean
-from rsipo_lightning.run_folder import write_json
+from rsipo_lightning.run_folder import RECORD, on_disk, write_json, write_text
 
 SCHEMA = 1
 STARTED = "started.json"
@@ -64,35 +64,44 @@ def compare(
     if reference not in names:
         raise ConfigError(f"no arm '{reference}'{did_you_mean(reference, names)}")
     everything = [run for of_arm in runs.values() for run in of_arm]
-    states = {run: run.state() for run in everything}
-    check_data(run for run, state in states.items() if state is State.DONE)
     failed: dict[Run, str] = {}
-    with _begun(setup.out, everything[0]) as model:
-        try:
-            failed = execute(states, jobs or os.cpu_count() or 1, Board(states))
-        finally:
-            report = _report(setup, runs, failed, reference, budget, model, command)
-            drawn = figures.draw(report, setup.out)
-            write_json(setup.out / "compare.json", report)
-            (setup.out / "compare.md").write_text(markdown(report, drawn), encoding="utf-8")
-    if failed:
-        run, why = next(iter(failed.items()))
-        error = RsipoError(
-            f"{len(failed)} of {len(everything)} runs failed; {run.arm.name} seed {run.seed}: {why}"
-        )
-        error.add_note(f"logs: {setup.out}/ARM/sSEED.log; the same command goes on")
-        raise error
+    with _alone(setup.out) as started:
+        states = {run: run.state() for run in everything}
+        check_data(run for run, state in states.items() if state is State.DONE)
+        for run in (run for run, state in states.items() if state is State.DONE):
+            read_run(run.folder, setup.out)  # what is damaged is said now, not hours later
+        model = _same_policy(started, setup.out, everything[0])
+        with _going_on(setup.out):
+            try:
+                board = Board(states)
+                failed = execute(states, jobs or cores(), board, [started.fileno()])
+            finally:
+                report = _report(setup, runs, failed, reference, budget, model, command)
+                write_json(setup.out / "compare.json", report)
+                drawn = figures.draw(report, setup.out)
+                write_text(setup.out / "compare.md", markdown(report, drawn))
+            if failed:
+                run, why = next(iter(failed.items()))
+                error = RsipoError(
+                    f"{len(failed)} of {len(everything)} runs failed; {run.arm.name} seed "
+                    f"{run.seed}: {why}"
+                )
+                error.add_note(f"logs: {setup.out}/ARM/sSEED.log")
+                raise error
     return report
 
 
-@contextmanager
-def _begun(out: Path, run: Run) -> Iterator[dict[str, Any]]:
-    """The folder, ours alone while inside; yields path and checksum of the policy.
+def cores() -> int:
+    """Those that this process may use: in a container fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    ConfigError if another process is at work there, or if the policy's files have changed since.
+
+@contextmanager
+def _alone(out: Path) -> Iterator[IO[str]]:
+    """The folder, ours alone while inside and while any process has the file open that is given.
+
+    ConfigError if another process is at work there.
     """
-    path = run.config.model.path
-    model = {"path": path, "sha256": _checksum(path)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         file: IO[str] = (out / STARTED).open("a+", encoding="utf-8")
@@ -102,17 +111,43 @@ def _begun(out: Path, run: Run) -> Iterator[dict[str, Any]]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"another rsipo-compare is at work in {out}") from error
-        file.seek(0)
-        if not (known := file.read()):
-            json.dump(model, file)
-            file.flush()
-        elif json.loads(known) != model:
             raise ConfigError(
-                f"{out} was begun with another policy: {known}, now {json.dumps(model)}; "
-                "choose another --out"
-            )
-        yield model
+                f"another rsipo-compare is at work in {out}, or a run that one has left behind"
+            ) from error
+        yield file
+
+
+@contextmanager
+def _going_on(out: Path) -> Iterator[None]:
+    """Errors after work has started get a note; a full disk is one of them."""
+    try:
+        with on_disk(out):
+            yield
+    except (RsipoError, KeyboardInterrupt) as error:
+        error.add_note("the same command goes on")
+        raise
+
+
+def _same_policy(started: IO[str], out: Path, run: Run) -> dict[str, Any]:
+    """Path and checksum of the policy, which the file keeps from the first run on.
+
+    ConfigError if they have changed since.
+    """
+    path = run.config.model.path
+    model = {"path": path, "sha256": _checksum(path)}
+    started.seek(0)
+    known, now = started.read(), json.dumps(model)
+    if known == now:
+        return model
+    if known and any(out.glob(f"*/*/{RECORD}")):
+        raise ConfigError(
+            f"{out} was begun with another policy: {known}, now {now}; choose another --out"
+        )
+    with on_disk(out):
+        started.truncate(0)
+        started.write(now)
+        started.flush()
+    return model
 
 
 def _checksum(path: str) -> str | None:
@@ -176,6 +211,6 @@ def _report(
         ],
         "results": rows,
         "at_budget": budget_rows,
-        "notes": notes(rows, len(seeds)),
+        "notes": notes(rows),
         "arms": arms,
     }

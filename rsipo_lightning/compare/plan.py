@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rsipo_lightning import registry
+from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.composing import component, compose, plain
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import ConfigError, DataError
@@ -27,6 +29,8 @@ SHARED = (
     "rollout.tasks",
 )
 OWN = {"seed": "--seeds", "run.dir": "--out", "run.root": "--out"}  # not to be set by key=value
+FILES = (".json", ".md", ".png")  # what a comparison writes beside the folders of its arms
+MOST_SEEDS = 1000
 NO_RESULT = ("run", "log", "checkpoint")  # sections that do not change what a run finds
 
 
@@ -47,8 +51,12 @@ class Arm:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", self.name):
-            raise ConfigError(f"arm '{self.name}': its name becomes a folder, use letters and _-.+")
+        good = re.fullmatch(r"[A-Za-z0-9][\w.+-]*", self.name) and len(self.name) <= 60
+        if not good or Path(self.name).suffix in FILES:
+            raise ConfigError(
+                f"arm '{self.name}': its name becomes a folder beside compare.json, use at most 60 "
+                "letters, digits and _-.+"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ class Run:
             *self.setup.overrides,
             *self.arm.overrides,
             f"seed={self.seed}",
-            f"run.dir={self.folder}",
+            f"run.dir={_quoted(self.folder)}",
         ]
 
     def state(self) -> State:
@@ -117,6 +125,13 @@ class Run:
         if result.get("updates") == self.config.trainer.updates and "after" in result:
             return State.DONE
         return State.STARTED if saved(self.folder / FOLDER) else State.NEW
+
+
+def _quoted(path: Path) -> str:
+    """A path as the value of a key, which is read as YAML: a comment begins in ``a #1``."""
+    text = str(path)
+    plain = re.fullmatch(r"[\w./+-]+", text)
+    return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 def parse_arm(text: str) -> Arm:
@@ -144,10 +159,13 @@ def parse_seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not parts[-1]:
         parts.pop()
-    if not parts or not all(part.isdecimal() for part in parts):
+    if not parts or not all(part.isdecimal() and len(part) <= 10 for part in parts):
         raise ConfigError(f"--seeds {text}: give a number of seeds, or seeds with commas: 3,5,8")
     seeds = [int(part) for part in parts]
-    seeds = list(range(seeds[0])) if "," not in text else seeds
+    if "," not in text:
+        if seeds[0] > MOST_SEEDS:
+            raise ConfigError(f"--seeds {text}: at most {MOST_SEEDS}; {text}, is this one alone")
+        seeds = list(range(seeds[0]))
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {text}: at least one seed, each once")
     return seeds
@@ -176,6 +194,11 @@ def plan(
     if control and episodes and f"{control}-matched" not in names:
         arm = Arm(f"{control}-matched", control, (f"rollout.group={max(episodes)}",))
         configs[arm] = setup.config(arm)
+        if more := extra_episodes(configs[arm]):
+            raise ConfigError(
+                f"--control-algo {control}: it plays {more} replays of a task itself; choose one "
+                "that plays none"
+            )
     _check(configs)
     return {
         arm: [setup.run(arm, config, seed) for seed in seeds]
@@ -216,8 +239,12 @@ def differences(one: RunConfig, other: RunConfig) -> list[str]:
 
 
 def _algorithm(config: RunConfig) -> Any:
-    found = registry.load("algorithms", component("algo", config.groups["algo"]))
+    from rsipo_lightning.algorithms.base import Algorithm
+
+    found = registry.load_class("algorithms", component("algo", config.groups["algo"]), Algorithm)
     found.check(config.algo, config.rollout)
+    if found.uses_bank(config.algo) and config.algo.bank:
+        SkillBank.load(config.algo.bank)  # what is not there is said now, not by every seed
     return found(config.algo, config.seed)
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -48,10 +48,14 @@ class Signals:
         self.received.append(number)
 
 
-def execute(states: Mapping[Run, State], jobs: int, board: Board) -> dict[Run, str]:
+def execute(
+    states: Mapping[Run, State], jobs: int, board: Board, held: Sequence[int] = ()
+) -> dict[Run, str]:
     """Run what is not done, ``jobs`` at once, each with one torch thread.
 
     A run that fails does not stop the others. Returns the last line that each failed run wrote.
+    Runs inherit the open files ``held``: a lock on them lasts as long as any run does, even if this
+    process is killed.
     KeyboardInterrupt after Ctrl-C (RsipoError after SIGTERM), when the runs have written their
     checkpoints; a second signal is passed on too, a third one kills.
     """
@@ -64,7 +68,7 @@ def execute(states: Mapping[Run, State], jobs: int, board: Board) -> dict[Run, s
             while live or (waiting and not signals.received):
                 while waiting and len(live) < jobs and not signals.received:
                     run = waiting.popleft()
-                    live[run] = _start(run, states[run])
+                    live[run] = _start(run, states[run], held)
                     board.started(run)
                 for number in signals.received[told:]:
                     told += 1
@@ -75,24 +79,24 @@ def execute(states: Mapping[Run, State], jobs: int, board: Board) -> dict[Run, s
                     if code == 0:
                         board.finished(run)
                     elif not signals.received:
-                        failed[run] = _last_line(run.log) or f"exit code {code}"
+                        failed[run] = _why(code, run.log)
                         board.failed(run, failed[run])
                 time.sleep(POLL_S)
         finally:
             _tell(live, signal.SIGTERM)
     if signal.SIGINT in signals.received:
-        raise _noted(KeyboardInterrupt())
+        raise KeyboardInterrupt
     if signals.received:
-        raise _noted(RsipoError("stopped by SIGTERM"))
+        raise RsipoError("stopped by SIGTERM")
     return failed
 
 
-def _noted(error: BaseException) -> BaseException:
-    error.add_note("the same command goes on")
-    return error
+def _why(code: int, log: Path) -> str:
+    """What a run says last, unless it was killed (by the system, short of memory) in mid-word."""
+    return f"killed by signal {-code}" if code < 0 else _last_line(log) or f"exit code {code}"
 
 
-def _start(run: Run, state: State) -> subprocess.Popen[bytes]:
+def _start(run: Run, state: State, held: Sequence[int]) -> subprocess.Popen[bytes]:
     """A process in a group of its own: Ctrl-C in the terminal reaches this process only."""
     run.log.parent.mkdir(parents=True, exist_ok=True)
     if state is State.NEW and run.folder.exists():
@@ -104,8 +108,9 @@ def _start(run: Run, state: State) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
+            pass_fds=held,
         )
 
 

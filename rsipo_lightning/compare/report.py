@@ -24,10 +24,11 @@ def _page(report: Mapping[str, Any], figures: Sequence[tuple[str, str]]) -> Iter
     yield (
         f"\nSuccess (%) on the same {report['test_tasks']} test tasks, each once, at temperature "
         f"{report['temperature']}, sample average; mean [95 % interval over "
-        f"{len(report['seeds'])} seeds, Student's t]. Differences are paired by seed (same "
-        "training tasks, same noise) and not corrected for their number. Environment steps and CPU "
-        "seconds: training alone, mean of a run; replays count, evaluations do not. MiB: largest "
-        "run.\n"
+        f"{len(report['seeds'])} seeds, Student's t, cut at 0 and 100]. Differences are paired by "
+        "seed (same training tasks, same noise) and not corrected for their number. Environment "
+        "steps and CPU seconds: training alone, mean of a run; replays count, evaluations do not. "
+        f"MiB: largest run. All runs together, with evaluations and start: {_minutes(report)} CPU "
+        "minutes.\n"
     )
     yield from _table(
         ("arm", "after", "change", f"difference to {reference}", "env steps", "CPU s", "peak MiB",
@@ -121,6 +122,11 @@ def _provenance(report: Mapping[str, Any]) -> Iterator[str]:
     yield "- each row's figures are those of the runs that it links; compare.json has all numbers"
 
 
+def _minutes(report: Mapping[str, Any]) -> str:
+    runs = (run for arm in report["arms"] for run in arm["runs"].values())
+    return f"{sum(run['cpu_s_all'] for run in runs) / 60:,.1f}"
+
+
 def _commit(git: Mapping[str, Any] | None) -> str:
     if not git:
         return "installed package"
@@ -139,6 +145,8 @@ def _percent(value: Mapping[str, Any] | None, sign: bool = False) -> str:
         return "-"
     form = "+.1f" if sign else ".1f"
     mean, low, high = (value[k] and 100 * value[k] for k in ("mean", "low", "high"))
+    if not sign and low is not None:  # a rate, not a difference
+        low, high = max(low, 0.0), min(high, 100.0)
     interval = "" if low is None else f" [{low:{form}}, {high:{form}}]"
     return f"{mean:{form}}{interval}"
 

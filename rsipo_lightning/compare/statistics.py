@@ -85,9 +85,11 @@ def at(x: Sequence[float], y: Sequence[float], where: float) -> float | None:
 
 
 def moving_average(values: Sequence[float], width: int) -> list[float]:
-    """Mean of the last ``width`` values, of fewer at the start.
+    """Mean of the last ``width`` values, of fewer at the start; NaNs are left out.
 
-    >>> moving_average([1.0, 3.0, 5.0], 2)
-    [1.0, 2.0, 4.0]
+    >>> moving_average([math.nan, 1.0, 3.0, 5.0], 2)
+    [nan, 1.0, 2.0, 4.0]
     """
-    return [fmean(values[max(0, i + 1 - width) : i + 1]) for i in range(len(values))]
+    windows = (values[max(0, i + 1 - width) : i + 1] for i in range(len(values)))
+    numbers = ([v for v in window if not math.isnan(v)] for window in windows)
+    return [fmean(window) if window else math.nan for window in numbers]

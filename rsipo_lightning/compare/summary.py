@@ -55,7 +55,8 @@ def at_budget(
 ) -> tuple[float | None, list[dict[str, Any]]]:
     """Validation success at the largest budget that every run reached, and that budget.
 
-    Linear between two looks. An arm that trains nothing has its one value at every budget.
+    Linear between two looks; a run whose first look came later has no value and is left out. An
+    arm that trains nothing has its one value at every budget.
     """
     ends = [
         run["curve"][kind][-1]
@@ -71,7 +72,11 @@ def at_budget(
     rows = [
         {
             "arm": arm["name"],
-            "runs": {seed: run["folder"] for seed, run in arm["runs"].items()},
+            "runs": {
+                seed: run["folder"]
+                for seed, run in arm["runs"].items()
+                if int(seed) in values[arm["name"]]
+            },
             "success": _plain(estimate(list(values[arm["name"]].values()))),
             "difference": None
             if arm["name"] == reference
@@ -82,17 +87,22 @@ def at_budget(
     return budget, rows
 
 
-def notes(rows: Sequence[Mapping[str, Any]], seeds: int) -> list[str]:
+def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a reader must not conclude."""
     known = [row for row in rows if row["success"]]
     pairs = [
-        (abs(one["success"]["mean"] - other["success"]["mean"]), label(one), label(other))
+        (
+            abs(one["success"]["mean"] - other["success"]["mean"]),
+            min(one["success"]["n"], other["success"]["n"]),
+            label(one),
+            label(other),
+        )
         for one, other in combinations(known, 2)
     ]
-    close = [pair for pair in pairs if pair[0] < CLOSE]
-    if not close or seeds >= FEW:
+    close = [pair for pair in pairs if pair[0] < CLOSE and pair[1] < FEW]
+    if not close:
         return []
-    gap, one, other = min(close)
+    gap, seeds, one, other = min(close)
     return [
         f"{len(close)} of {len(pairs)} pairs of rows are closer than {100 * CLOSE:.0f} points "
         f"(closest: {one} and {other}, {100 * gap:.1f}); with {seeds} seeds, fewer than {FEW}, "

@@ -176,9 +176,11 @@ class HFEngine:
         live = [True] * count
         stopped = [False] * count
         width = int(position.max()) + 1
+        rows = list(range(count))  # those that are run
+        ends = not any(p.session for p in prompts)  # nobody goes on from the cache
         for step in range(budget):
-            token, logp = _sample(self.policy.logits(hidden), temperature, noise[:, step])
-            for row, (t, lp) in enumerate(zip(token.tolist(), logp.tolist(), strict=True)):
+            token, logp = _sample(self.policy.logits(hidden), temperature[rows], noise[rows, step])
+            for row, t, lp in zip(rows, token.tolist(), logp.tolist(), strict=True):
                 if not live[row]:
                     continue
                 prompt = prompts[row]
@@ -189,11 +191,15 @@ class HFEngine:
                 live[row] = not stopped[row] and len(ids[row]) < prompt.max_new_tokens
             if not any(live):
                 break
+            if ends and 2 * sum(live) <= len(rows):
+                kept = [i for i, row in enumerate(rows) if live[row]]
+                self._cache.select(torch.tensor(kept, device=device))
+                rows = [rows[i] for i in kept]
             # a row that is done feeds its last token again at the same place, which changes nothing
             position = torch.tensor(
-                [len(p.ids) + len(i) - 1 for p, i in zip(prompts, ids, strict=True)], device=device
+                [len(prompts[row].ids) + len(ids[row]) - 1 for row in rows], device=device
             )
-            last = torch.tensor([i[-1] for i in ids], device=device)
+            last = torch.tensor([ids[row][-1] for row in rows], device=device)
             width = max(width, int(position.max()) + 1)
             hidden = self._forward(last[:, None], position[:, None], width)[:, 0]
         self._sessions = {

@@ -108,11 +108,21 @@ class _Check(Contract):
             self.require(_finite(stream.coef), f"the coefficient of '{name}' is {stream.coef}")
 
     def play(self, a: Watched, it: Iteration) -> list[Sample]:
-        """Credits after ``shape``, with scores that depend on a token's turn and id alone."""
+        """Credits after ``shape``, with scores that depend on a token's turn and id alone: those
+        that the trainer makes for what is declared.
+        """
+        declared = {
+            "old": a.shapes,
+            "reference": any(s.reference for s in active(a.streams).values()),
+        }
         samples, scored = a.credit(it, a.statistics(it)), []
         for s in samples:
             token = s.ids[s.mask] + 7.0 * s.turn
-            scores = {"old": -1 - torch.sin(token)}
+            scores = {
+                name: -1 - torch.sin(token + k)
+                for k, (name, made) in enumerate(declared.items())
+                if made
+            }
             for i, (name, view) in enumerate(sorted(s.views.items())):
                 score = torch.full((s.n,), torch.nan)
                 score[view.index] = -1 - torch.cos(token[view.index] + (i == 0))
@@ -224,9 +234,13 @@ class Watched(Algorithm[Any]):
 
     @property
     def streams(self) -> Mapping[str, Stream]:
-        """The same terms, with losses that are checked."""
+        """The same terms, with losses and gates that are checked."""
         return {
-            name: replace(stream, loss=self._loss(name, stream))
+            name: replace(
+                stream,
+                loss=self._loss(name, stream),
+                gate=self._gate(name, stream.gate) if stream.gate else None,
+            )
             for name, stream in self.inner.streams.items()
         }
 
@@ -241,6 +255,18 @@ class Watched(Algorithm[Any]):
             return found
 
         return loss
+
+    def _gate(
+        self, name: str, gate: Callable[[TokenBatch, Tensor], Tensor]
+    ) -> Callable[[TokenBatch, Tensor], Tensor]:
+        def checked(batch: TokenBatch, logp: Tensor) -> Tensor:
+            what = f"the gate of '{name}'"
+            found = self.contract.call(what, gate, batch, logp)
+            good = found.shape == logp.shape and bool(((found >= 0) & (found <= 1)).all())
+            self.contract.require(good, f"{what} must give one number in [0, 1] per token, [N]")
+            return found
+
+        return checked
 
     @property
     def teacher(self) -> Teacher:

@@ -20,6 +20,7 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault
 from rsipo_lightning.files import half_character
 from rsipo_lightning.protocols import (
+    SPLITS,
     EnvironmentConfig,
     Expert,
     StepResult,
@@ -30,21 +31,22 @@ from rsipo_lightning.testing.contract import Contract
 from rsipo_lightning.testing.toys import byte_tokenizer
 from rsipo_lightning.types import Role, Stop, Task
 
-SPLITS = ("train", "val", "test")
 ANY_TEXT = ("", "nonsense", "<answer>x</answer>", "<action>look</action>", "\n\x00 é<|end|>" * 99)
 
 # Plays recorded responses again, with other hashes of strings: {stdin} -> {stdout}, pickled.
 _CHILD = """
 import pickle, sys
 try:
-    suite, config, played = pickle.load(sys.stdin.buffer)
+    suite, config, played, splits = pickle.load(sys.stdin.buffer)
 except (ImportError, AttributeError):
     sys.exit(3)
+same = suite(config, 0)
+ids = {split: [task.id for task in same.tasks(split)] for split in splits}
 done, suite = [], suite(config, 1)
 for task, responses in played:
     episode = suite.make()
     done.append((episode.reset(task), [episode.step(r) for r in responses]))
-sys.stdout.buffer.write(pickle.dumps(done))
+sys.stdout.buffer.write(pickle.dumps((ids, done)))
 """
 
 
@@ -56,11 +58,12 @@ def check_environment(
     ``suite`` is a registered name or a class, ``config`` an instance of its Config, ``responses``
     are texts in the form that it expects, to be tried beside those of its scripted expert. The
     rules: ids are unique, no training task is in another split, types are known, payloads are plain
-    JSON; an episode is a function of its task and the responses, in a fresh suite with another
-    seed, behind other episodes and in another process (where the class can be imported there) too;
-    each first message has the place for a skill; any text is answered, within ``max_steps``; after
-    the end EnvironmentFault is raised; ``step_many`` is ``step``; stop strings end a response;
-    ``check_skill`` and ``hindsight`` give text; all can be closed twice.
+    JSON; the tasks of a split and their order are a function of config and seed, an episode one of
+    its task and the responses: in a fresh suite with another seed, behind other episodes and in
+    another process (where the class can be imported there) too; each first message has the place
+    for a skill; any text is answered, within ``max_steps``; after the end EnvironmentFault is
+    raised; ``step_many`` is ``step``; stop strings end a response; ``check_skill`` and
+    ``hindsight`` give text; all can be closed twice.
     """
     _Check(suite, config, responses).run()
 
@@ -122,9 +125,13 @@ class _Check(Contract):
     def tasks(self, suite: TaskSuite) -> None:
         """Tasks of all splits."""
         train = [task for share in suite.mixture() for task in share.tasks]
-        splits = {split: list(suite.tasks(split)) for split in SPLITS} | {"train": train}
+        first = {split: list(suite.tasks(split)) for split in SPLITS}
+        splits = first | {"train": train}
+        again = {split: [task.id for task in suite.tasks(split)] for split in SPLITS}
         for split, tasks in splits.items():
             self.require(len(tasks) > 0, f"split '{split}' has no tasks")
+            rule = f"tasks('{split}') gives other tasks, or another order, when it is called again"
+            self.require(again[split] == [task.id for task in first[split]], rule)
             ids = {task.id for task in tasks}
             self.require(len(ids) == len(tasks), f"split '{split}' has an id twice")
             if split != "train":
@@ -225,7 +232,12 @@ class _Check(Contract):
         other.close()
         child = self.child(played)
         if child is not None:
-            self.equal(child, played, "in another process, with another PYTHONHASHSEED")
+            where = "in another process, with another PYTHONHASHSEED"
+            ids, found = child
+            for split in SPLITS:
+                rule = f"tasks('{split}') gives other tasks, or another order, {where}"
+                self.require(ids[split] == [task.id for task in suite.tasks(split)], rule)
+            self.equal(found, played, where)
 
     def again(self, suite: TaskSuite, p: _Played) -> tuple[str, list[StepResult]]:
         """Its responses in a fresh episode."""
@@ -235,9 +247,13 @@ class _Check(Contract):
         episode.close()
         return opening, results
 
-    def child(self, played: Sequence[_Played]) -> list[tuple[str, list[StepResult]]] | None:
-        """The same in another process; None if it cannot import the suite."""
-        given = (self.kind, self.config, [(p.task, p.responses) for p in played])
+    def child(
+        self, played: Sequence[_Played]
+    ) -> tuple[dict[str, list[str]], list[tuple[str, list[StepResult]]]] | None:
+        """Ids of each split and the same episodes in another process; None if it cannot import the
+        suite.
+        """
+        given = (self.kind, self.config, [(p.task, p.responses) for p in played], SPLITS)
         try:
             data = pickle.dumps(given)
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -251,7 +267,9 @@ class _Check(Contract):
             return None
         last = done.stderr.decode(errors="replace").strip().split("\n")[-1]
         self.require(done.returncode == 0, f"in another process: {last}")
-        found: list[tuple[str, list[StepResult]]] = pickle.loads(done.stdout)
+        found: tuple[dict[str, list[str]], list[tuple[str, list[StepResult]]]] = pickle.loads(
+            done.stdout
+        )
         return found
 
     def equal(self, found: Sequence[Any], played: Sequence[_Played], where: str) -> None:
@@ -278,14 +296,15 @@ class _Check(Contract):
             episode.close()
 
     def stops(self, suite: TaskSuite, played: Sequence[_Played]) -> None:
-        """What an expert says ends with a stop string, and what a token adds to it is ignored."""
-        for p in played:
-            if not (suite.stop and p.expert):
-                continue
-            for r in p.responses:
+        """What an expert says ends with a stop string, and what a token adds to one is ignored."""
+        for p in played if suite.stop else ():
+            ends = [r.endswith(suite.stop) for r in p.responses]
+            for r, end in zip(p.responses, ends, strict=True):
                 rule = f"the expert says {r[-40:]!r}, which ends with no string of stop"
-                self.require(r.endswith(suite.stop), rule)
-            longer = _Played(p.task, p.opening, tuple(f"{r}\n" for r in p.responses), (), True)
+                self.require(end or not p.expert, rule)
+            said = zip(p.responses, ends, strict=True)
+            texts = tuple(f"{r}\n" if end else r for r, end in said)
+            longer = _Played(p.task, p.opening, texts, (), p.expert)
             rule = "a line break behind a stop string changes the result; a token may hold both"
             self.require(tuple(self.again(suite, longer)[1]) == p.results, rule)
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rsipo_lightning.algorithms.base import AlgorithmConfig, Stream
-from rsipo_lightning.algorithms.credit import shown
+from rsipo_lightning.algorithms.credit import shown, taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
+from rsipo_lightning.algorithms.losses import gated_distillation
 from rsipo_lightning.testing import ContractError, check_algorithm
 from rsipo_lightning.tokens import with_credit
 from rsipo_lightning.types import Credit, Iteration, ReplayRequest, Sample, SkillRequest, Stop
@@ -55,6 +56,15 @@ def credited(weigh: Callable[[Any], Any] = lambda w: w, value: Any = lambda v: v
 
 def losing(loss: Callable[..., Any], coef: float = 1.0) -> type[Plain]:
     return changed(streams=property(lambda self: {"actor": Stream(loss, coef)}))
+
+
+def gated(gate: Callable[..., Any]) -> type[Plain]:
+    streams = {"teacher": Stream(gated_distillation(5.0), gate=gate)}
+    return changed(streams=streams, row=lambda self, s: without_actor(taught(s, (5, 6))))
+
+
+def without_actor(s: Sample) -> Sample:
+    return replace(s, credits={"teacher": s.credits["teacher"]})
 
 
 def requests(it: Iteration) -> list[SkillRequest]:
@@ -185,6 +195,21 @@ def unscored(self: Any, samples: list[Sample], it: Iteration) -> list[Sample]:
     return [with_credit(s, actor=Credit(s.scores["none"], s.scores["old"])) for s in samples]
 
 
+def undeclared(self: Any, samples: list[Sample], it: Iteration) -> list[Sample]:
+    """Sound only where ``shapes`` says that l_old is read."""
+    return [
+        with_credit(s, actor=Credit(s.credits["actor"].weight, s.scores["old"])) for s in samples
+    ]
+
+
+def referred(self: Any, samples: list[Sample], it: Iteration) -> list[Sample]:
+    """Sound: a stream that counts reads the reference, so that it is scored."""
+    return [
+        with_credit(s, actor=Credit(s.credits["actor"].weight, s.scores["reference"]))
+        for s in samples
+    ]
+
+
 def unread(self: Any, it: Iteration) -> list[ReplayRequest]:
     return [ReplayRequest(s, 2, (), 0.5) for s in it.skills]
 
@@ -226,7 +251,9 @@ BROKEN: list[tuple[Any, str]] = [
     (credited(value=lambda v: v[:, None]), "the value of 'actor' must have the shape of the row's"),
     (credited(value=lambda v: v * torch.nan), "the value of 'actor' is not finite"),
     (credited(lambda w: -w), "a weight of 'actor' is below 0"),
-    (changed(shape=unscored), "shape raised KeyError: 'none'"),
+    (changed(shape=unscored, shapes=True), "shape raised KeyError: 'none'"),
+    (changed(shape=undeclared), "shape raised KeyError: 'old'"),
+    (changed(shape=referred), "shape raised KeyError: 'reference'"),
     (
         rowwise(lambda s: with_credit(s, aktor=s.credits["actor"])),
         "no stream 'aktor' for a credit (have: actor, kl, entropy)",
@@ -258,6 +285,9 @@ BROKEN: list[tuple[Any, str]] = [
     (losing(lambda b, logp, v: (v * logp).mean()), "the loss of 'actor' must give one number per"),
     (losing(lambda b, logp, v: logp / 0.0), "the loss of 'actor' is not finite"),
     (losing(lambda b, logp, v: v * logp * len(v)), "the gradient depends on micro-batches, order"),
+    (gated(lambda b, logp: logp * 0 + 2), "the gate of 'teacher' must give one number in [0, 1]"),
+    (gated(lambda b, logp: logp.sum().sigmoid()), "the gate of 'teacher' must give one number in"),
+    (gated(lambda b, logp: b.scores["none"]), "the gate of 'teacher' raised KeyError: 'none'"),
 ]
 
 
@@ -272,3 +302,5 @@ def test_what_was_changed_is_what_is_wrong() -> None:
     """The base of the broken ones is sound, and so is one that asks for skills and replays."""
     check_algorithm(Plain)
     check_algorithm(changed(**ASKS))
+    check_algorithm(changed(shape=undeclared, shapes=True))
+    check_algorithm(changed(shape=referred), kl=0.1)

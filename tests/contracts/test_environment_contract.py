@@ -89,6 +89,14 @@ class Doors(TaskSuite):
         return f"say open, {rng.random()}"
 
 
+class Turning(Doors):
+    """Tasks in another order at each call."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        self.made += 1
+        return super().tasks(split)[:: (-1) ** self.made]
+
+
 def suite(**members: Any) -> type[Doors]:
     return type("Broken", (Doors,), members)
 
@@ -156,6 +164,7 @@ BROKEN: list[tuple[Any, str]] = [
         "split 'val' has no tasks",
     ),
     (suite(tasks=lambda self, split: [self.task(split, "wood")]), "must raise DataError"),
+    (Turning, "gives other tasks, or another order, when it is called again"),
     # the first message
     (opening(lambda self: None), "the first message is no text"),
     (opening(lambda self: "Leave."), "the first message: no place for a skill"),
@@ -208,15 +217,38 @@ def test_what_was_changed_is_what_is_wrong() -> None:
     check_environment(suite(), EnvironmentConfig(max_steps=3), ["open!"])
 
 
-def test_hashes_of_strings_must_not_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only another process can show it."""
+def numbers(name: str, old: str, new: str, folder: Path) -> Any:
+    """The suite of the example plugin, changed."""
     text = (PLUGIN / "environment.py").read_text()
-    (tmp_path / "numbers_sound.py").write_text(text)
-    hashed = text.replace('"Lower."', 'f"{hash(response)}"')
-    (tmp_path / "numbers_hashed.py").write_text(hashed)
+    assert old in text
+    (folder / f"{name}.py").write_text(text.replace(old, new))
+    return import_module(name).Numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("numbers_hashed", '"Lower."', 'f"{hash(response)}"', "the same responses give other"),
+        ("numbers_set", "for kind, n in mine]", "for kind, n in {*mine}]", "or another order, in"),
+    ],
+)
+def test_hashes_of_strings_must_not_decide(
+    name: str, old: str, new: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only another process can show it."""
     monkeypatch.syspath_prepend(tmp_path)
     guesses = [f"<guess>{n}</guess>" for n in (99, 9, 98)]
-    check_environment(import_module("numbers_sound").Numbers, responses=guesses)
-    broken = import_module("numbers_hashed").Numbers
-    with pytest.raises(ContractError, match="in another process, with another PYTHONHASHSEED"):
+    check_environment(numbers("numbers_sound", old, old, tmp_path), responses=guesses)
+    broken = numbers(name, old, new, tmp_path)
+    with pytest.raises(ContractError, match="in another process, with another PYTHONHASHSEED") as e:
         check_environment(broken, responses=guesses)
+    assert says in str(e.value)
+
+
+def test_a_stop_string_ends_a_response_without_an_expert_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = numbers("numbers_strict", '</guess>", resp', '</guess>\\Z", resp', tmp_path)
+    with pytest.raises(ContractError, match="a line break behind a stop string changes the result"):
+        check_environment(broken, responses=["<guess>5</guess>"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rsipo_lightning.cli import eval_main, fit_main
+from rsipo_lightning.files import hash_file
 
 BANKS = Path(__file__).parents[2] / "configs" / "banks"
 RUN = ("--algo", "rsipo", "--env", "search", "algo.skill_source=bank")
@@ -64,5 +65,7 @@ def test_an_evaluation_needs_no_bank(tmp_path: Path) -> None:
     bank.write_text((BANKS / "search_compact.json").read_text())
     keys = [f"algo.bank={bank}", "eval.every=0", f"run.dir={folder}"]
     assert fit_main([*RUN, *SMALL, *keys]) == 0
+    record = json.loads((folder / "run.json").read_text())
+    assert record["bank"] == {"path": str(bank), "sha256": hash_file(bank)}
     bank.unlink()
     assert eval_main([str(folder), "--episodes", "2"]) == 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -119,6 +121,11 @@ def test_page_and_figures(done: Path) -> None:
     assert "| grpo |" in page
     assert "[s1](rsipo/s1/)" in page
     assert "difference to grpo" in page
+    runs = [json.loads(path.read_text())["cpu_s"] for path in started(done)]
+    assert f"{sum(runs) / 60:.1f} CPU minutes" in page
+    rates = re.findall(r"(?<![+\d.-])\d+\.\d \[(-?[\d.]+), (-?[\d.]+)\]", page)
+    assert rates
+    assert all(0 <= float(end) <= 100 for rate in rates for end in rate)
     assert "with 2 seeds, fewer than 8" in page or "Note" not in page
     assert {path.name for path in done.glob("*.png")} == FIGURES
     for name in FIGURES:
@@ -161,6 +168,66 @@ def test_another_config_or_policy_or_data_is_refused(
         assert main(call(out, "--no-control")) == 2
     assert "another rsipo-compare is at work in" in capsys.readouterr().err
     assert (out / "compare.md").read_text(encoding="utf-8") == page
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("eval.json", None, "FileNotFoundError"),
+        ("eval.json", "{", "JSONDecodeError"),
+        ("metrics.csv", "first", "metrics.csv has 1 rows, the run made 2 updates"),
+        ("skills.jsonl", '{"gain": 1', "JSONDecodeError"),
+        ("run.json", "[]", "run.json holds no JSON object"),
+    ],
+)
+def test_a_damaged_run_is_said_before_any_work(
+    file: str, text: str | None, says: str, done: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    shutil.rmtree(out / "grpo")  # to be run
+    path = out / "rsipo" / "s0" / file
+    if text == "first":
+        text = "".join(path.read_text().splitlines(keepends=True)[:2])
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    assert main(call(out, "--no-control")) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert str(path.parent) in err
+    assert err.count("\n") == 1
+    assert not (out / "grpo").exists()
+
+
+def test_a_policy_that_was_mistyped_leaves_no_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No run was begun with it, so that the folder can be used."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    out = tmp_path / "out"
+    for path in ("no-such-model", "tiny"):
+        assert main([*call(out), "--model", "tiny", f"model.path={path}"]) == 75
+        assert "of 6 runs failed; grpo seed 0: exit code 1" in capsys.readouterr().err
+        assert json.loads((out / "started.json").read_text())["path"] == path
+
+
+def test_a_full_disk_is_one_line(
+    done: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are written before the figures."""
+    before = (done / "compare.json").read_text()
+
+    def full(report: Any, folder: Path) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rsipo_lightning.compare.figures.draw", full)
+    (done / "compare.json").unlink()
+    assert main(call(done, "--no-control", "--budget", "env_steps")) == 75
+    err = capsys.readouterr().err
+    assert err.endswith("No space left on device; make room; the same command goes on\n")
+    assert json.loads(before)["results"] == report(done)["results"]
 
 
 def test_a_second_look_and_an_arm_without_training(done: Path) -> None:

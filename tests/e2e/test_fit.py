@@ -234,6 +234,8 @@ def test_several_optimizer_steps_of_an_update(tmp_path: Path) -> None:
     two = run("grpo", tmp_path / "two", *more, "trainer.micro_batches=2")
     close(one, two, 1e-4)
     assert all(float(row["policy/mismatch_max"]) < 1e-5 for row in metrics(one))
+    assert all(float(row["policy/ratio_max"]) > 1 for row in metrics(one))
+    assert all(float(row["policy/update_kl_mean"]) > 0 for row in metrics(one))
 
 
 def test_dropout_of_a_model_does_not_reach_the_run(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_the_path_of_a_shipped_policy_brings_its_preset() -> None:
     assert by_path.groups["model"] == "tiny_hard"
     assert by_path == by_name
     tiny = compose(algo="rsipo", env="search_hard", model="tiny")
-    assert (by_name.optim, by_name.env) == (tiny.optim, tiny.env)
+    assert (by_name.optim.betas, by_name.env) == (tiny.optim.betas, tiny.env)
     assert by_name.rollout.max_new_tokens == tiny.rollout.max_new_tokens
 
 

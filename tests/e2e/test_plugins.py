@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rsipo_lightning.cli import fit_main
+from rsipo_lightning.compare.cli import main as compare_main
 from rsipo_lightning.testing import check_algorithm, check_environment
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,7 @@ MODULES = {
         ("config", "Config of algorithm 'thing'"),
         ("clash", "two algorithms are called 'grpo': rsipo_lightning.algorithms.grpo:GRPO and "
          "other_clash:Thing of other 7; uninstall or rename one"),
+        ("preset", "two algorithms are called 'rsipo_no_trust': a preset and that of other 7"),
     ],
 )  # fmt: skip
 def test_a_broken_package_is_one_line(
@@ -141,16 +143,18 @@ def test_a_broken_package_is_one_line(
     info.mkdir(parents=True)
     work.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 7\n")
-    name = "grpo" if module == "clash" else "thing"
+    name = {"clash": "grpo", "preset": "rsipo_no_trust"}.get(module, "thing")
     point = f"[rsipo_lightning.algorithms]\n{name} = other_{module}:Thing\n"
     (info / "entry_points.txt").write_text(point)
     if (text := MODULES.get(module)) is not None:
         (site / f"other_{module}.py").write_text(text)
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(work)
-    assert fit_main(["--algo", name, "--env", "search", *SMALL]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert says in err
-    assert list(work.iterdir()) == []
+    for main in (fit_main, compare_main):
+        chosen = "--algo" if main is fit_main else "--algos"
+        assert main([chosen, name, "--env", "search", *SMALL]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        assert says in err
+        assert list(work.iterdir()) == []

@@ -165,5 +165,29 @@ def test_grouped_prompts_are_run_once(engine: HFEngine) -> None:
         )
 
 
+def test_what_is_done_leaves_the_batch_where_nobody_goes_on(
+    engine: HFEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Skills: same samples as with kept caches, and half-empty batches are not run."""
+    asked = [
+        replace(p, max_new_tokens=64 if i % 4 == 0 else 8, stop_ids=())
+        for i, p in enumerate(prompts(16))
+    ]
+    kept = engine.generate(asked)
+    sizes: list[int] = []
+    forward = engine._forward
+
+    def counted(ids: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+        sizes.append(len(ids))
+        return forward(ids, positions, width)
+
+    monkeypatch.setattr(engine, "_forward", counted)
+    alone = engine.generate([replace(p, session="") for p in asked])
+    assert [c.ids for c in alone] == [c.ids for c in kept]
+    for one, other in zip(alone, kept, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    assert sizes == [9, *[16] * 7, *[4] * 56]  # distinct prompts, then a step for each token
+
+
 def test_nothing_to_do(engine: HFEngine) -> None:
     assert engine.generate([]) == []

@@ -12,7 +12,7 @@ import torch
 from rsipo_lightning.algorithms.base import PLAIN, TRAIN, Stream, Sums, Teacher
 from rsipo_lightning.algorithms.credit import taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
-from rsipo_lightning.algorithms.losses import gated_distillation
+from rsipo_lightning.algorithms.losses import gated_distillation, sigmoid_gate
 from rsipo_lightning.callbacks.rollouts import RolloutCollector, others, task_batch
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import EvalSection, OptimSection, RolloutSection, RunConfig
@@ -214,7 +214,8 @@ class Copied(GRPO[GRPOConfig]):
 
     @property
     def streams(self) -> Mapping[str, Stream]:
-        return {**super().streams, "teacher": Stream(gated_distillation(5.0), 0.1)}
+        teacher = Stream(gated_distillation(5.0), 0.1, gate=sigmoid_gate(5.0))
+        return {**super().streams, "teacher": teacher}
 
     def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
         return [taught(s, ()) for s in super().credit(it, sums)]
@@ -263,7 +264,7 @@ def test_which_weights_teach(how: Teacher, expected: list[float]) -> None:
 
 
 def gaps(policy: Policy, how: Teacher, shift: float) -> dict[str, float]:
-    """``policy/teacher_gap_*`` of an update in which the policy has left the teacher behind."""
+    """``policy/teacher_*`` of an update in which the policy has left the teacher behind."""
     algorithm = Copied(GRPOConfig(kl=0.0, entropy=0.0), 0, CODEC)
     algorithm.how = how
     module = PolicyModule(policy, algorithm, RunConfig(), None)  # type: ignore[arg-type]
@@ -276,12 +277,15 @@ def gaps(policy: Policy, how: Teacher, shift: float) -> dict[str, float]:
     return it.metrics.reduce()
 
 
-def test_the_gap_of_a_teacher_is_logged() -> None:
+def test_gap_and_gate_of_a_teacher_are_logged() -> None:
     live = gaps(random_policy(len(TOKENIZER), layers=1), Teacher(), 0.3)
     assert live["policy/teacher_gap_abs_mean"] == pytest.approx(0.0, abs=1e-5)
+    assert live["policy/teacher_gate_mean"] == pytest.approx(0.5, abs=1e-4)
     stale = gaps(random_policy(len(TOKENIZER), layers=1), Teacher(every=5), 0.3)
     assert stale["policy/teacher_gap_abs_mean"] > 0.01
     assert abs(stale["policy/teacher_gap_mean"]) <= stale["policy/teacher_gap_abs_mean"]
+    assert abs(stale["policy/teacher_gate_mean"] - 0.5) > 0.01
+    assert 0 < stale["policy/teacher_gate_open_frac"] < 1
 
 
 def test_a_copy_is_state_of_the_run() -> None:

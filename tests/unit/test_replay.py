@@ -36,6 +36,14 @@ def test_any_success_beats_any_failure() -> None:
     assert utility(False, 1, 50, 0.5) == 0
 
 
+def test_without_a_length_penalty_a_gain_is_the_difference_of_success_rates() -> None:
+    """Alpha 0 (methods.md 13 b), whatever the steps."""
+    treated = [utility(won, t, 4, 0.0) for won, t in ((True, 1), (True, 4), (False, 2), (True, 3))]
+    control = [utility(won, t, 4, 0.0) for won, t in ((True, 4), (False, 4), (False, 1))]
+    delta, _ = gain(treated, control) or (0, 0)
+    assert delta == pytest.approx(3 / 4 - 1 / 3)
+
+
 @pytest.mark.parametrize(
     ("treated", "control"), [([1.0], [0.0, 0.0]), ([1.0, 1.0], [0.0]), ([], [])]
 )

@@ -104,7 +104,9 @@ def test_controls_are_the_other_half_without_broken_episodes() -> None:
     assert list(plan.control) == control
     assert not {t.index for t in control} & {t.index for t in evidence}
     assert all(t.scored for t in control)
-    assert plan.n == 4
+    assert (plan.n, plan.length_penalty) == (4, 0.5)
+    (plan,) = rsipo(replays=6, length_penalty=0.0).plan(iteration([g], [None]))
+    assert (plan.n, plan.length_penalty) == (6, 0.0)
 
 
 def test_success_first_is_an_ablation() -> None:
@@ -192,6 +194,10 @@ def test_shrunk_trust() -> None:
     it = iteration([group("x", "10"), group("y", "10")], [0.5, 0.1])
     algorithm.credit(it, algorithm.statistics(it))
     assert it.trust == pytest.approx({"x": 1.9, "y": 1.3})
+    row = it.metrics.reduce()
+    assert row["trust/omega_abs_dev_mean"] == pytest.approx(0.6)
+    shrinkage = {"type_gain": 0.3, "tau2": 0.03, "noise": 0.01, "kept": 0.75}
+    assert {name: row[f"trust/{name}_mean"] for name in shrinkage} == pytest.approx(shrinkage)
 
 
 def test_a_lost_gain_trusts_the_type_and_rewards_nothing() -> None:

@@ -12,7 +12,7 @@ from rsipo_lightning import registry
 from rsipo_lightning.algorithms.grpo import GRPO
 from rsipo_lightning.compare.cli import main
 from rsipo_lightning.compare.plan import Arm, Setup, State, parse_arm, parse_seeds, plan
-from rsipo_lightning.composing import to_yaml
+from rsipo_lightning.composing import compose, to_yaml
 from rsipo_lightning.errors import ConfigError
 
 SEARCH = {"env": "search"}
@@ -49,6 +49,14 @@ def test_each_arm_runs_with_each_seed(setup: Setup) -> None:
         *("trainer.updates=30", "seed=3", f"run.dir={last.folder}"),
     ]
     assert last.arguments(State.STARTED) == ["--resume", str(last.folder)]
+
+
+def test_a_folder_is_what_its_run_reads(tmp_path: Path) -> None:
+    """Values of keys are YAML, in which " #" begins a comment."""
+    setup = Setup(SEARCH, (), tmp_path / "a #1: b")
+    (run,) = plan(setup, [GRPO_ARM], [0], control=None)[GRPO_ARM]
+    overrides = [part for part in run.arguments(State.NEW) if "=" in part]
+    assert compose(**SEARCH, algo="grpo", overrides=overrides).run.dir == str(run.folder)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +105,11 @@ def _loader(load: Any) -> Any:
         (["--env", "search", "--algos", "grpo", "--budget", "s"], "must be one of updates, env_"),
         (["--env", "search", "--algos", "grpo", "--reference", "grp"], "did you mean 'grpo'?"),
         (["--env", "search", "--algos", "grpo", "--control-alg", "x"], "did you mean --control-a"),
+        (
+            ["--env", "search", "--algos", "grpo", "--updates", "2", "trainer.updates=1"],
+            "--updates and trainer.updates=N say the same",
+        ),
+        (["--env", "search", "--arm", "x: sdar algo.bank=no.json"], "no skill bank 'no.json'"),
         (["--env", "search", "--algos", "grpo", "seed=1"], "seed=1: choose it with --seeds"),
         (["--env", "search", "--algos", "grpo", "run.dir=x"], "choose it with --out"),
         (["--env", "search", "--algos", "rsipo", "rollout.group=5"], "even number of at least 4"),
@@ -104,6 +117,14 @@ def _loader(load: Any) -> Any:
         (["--env", "search", "--arm", "grpo"], "is not 'NAME: ALGO key=value ...'"),
         (["--env", "search", "--arm", "x: grpo 'a"], "No closing quotation"),
         (["--env", "search", "--arm", "../x: grpo"], "its name becomes a folder"),
+        (["--env", "search", "--arm", "compare.json: grpo"], "a folder beside compare.json"),
+        (["--env", "search", "--arm", f"{'x' * 300}: grpo"], "at most 60 letters"),
+        (["--env", "search", "--algos", "grpo", "--seeds", "9" * 5000], "give a number of seeds"),
+        (["--env", "search", "--algos", "grpo", "--seeds", "1000000000"], "at most 1000"),
+        (
+            ["--env", "search", "--algos", "rsipo", "--control-algo", "rsipo"],
+            "--control-algo rsipo: it plays 4 replays of a task itself",
+        ),
         (
             ["--env", "search", "--algos", "grpo", "--arm", "x: grpo env.topk=3"],
             "arms must share env.topk: grpo has 1, x has 3",
