@@ -9,10 +9,11 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component, plain, saved_groups
 from rsipo_lightning.config import RunConfig, SftConfig
 from rsipo_lightning.endpoint import Endpoint
-from rsipo_lightning.errors import ConfigError, DataError, RsipoError
+from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault, RsipoError
 from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
@@ -55,6 +56,9 @@ from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
 from rsipo_lightning.skills import analysis_template
 from rsipo_lightning.tiny import build_tokenizer, new_model
+from rsipo_lightning.types import Task
+
+TRIED = 8  # tasks, of which one must begin before a run starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = Non
             raise ConfigError(
                 f"rollout.tasks={r.tasks}: there are only {have} training tasks{where}"
             )
-    opening = made.suite.make().reset(shares[0].tasks[0])
+    opening = _opening(made.suite, islice(shares[0].tasks, TRIED))
     skill = max((bank.text(kind) for kind in made.suite.types), key=len) if bank else ""
     need = len(made.codec.start(opening, skill)[0]) + r.max_new_tokens
     if need > r.context:
@@ -174,6 +178,22 @@ def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = Non
             f"rollout.context={r.context}: a first prompt and a turn of rollout.max_new_tokens="
             f"{r.max_new_tokens} take {need} tokens{hint}"
         )
+
+
+def _opening(suite: TaskSuite, tasks: Iterable[Task]) -> str:
+    """The first message of the first task that does not break. All do: the error of the first."""
+    errors: list[Exception] = []
+    for task in tasks:
+        episode = suite.make()
+        try:
+            return episode.reset(task)
+        except EnvironmentFault:
+            raise
+        except Exception as error:  # a broken episode is data, unless no other one is there
+            errors.append(error)
+        finally:
+            episode.close()
+    raise errors[0]
 
 
 def say(console: Console, line: str) -> None:

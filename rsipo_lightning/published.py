@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -47,6 +47,7 @@ class Columns:
     kind: str = ""  # column that says its kind; without one each is a plain Kind()
     kinds: Mapping[str, Kind] = field(default_factory=dict)  # by pattern; no others are compared
     draws: Mapping[str, int] = field(default_factory=dict)  # {split: tasks drawn of all sets}
+    one: bool = False  # the sets are the types of one split: none is in full unless all are
 
     def kind_of(self, stated: str) -> Kind | None:
         """What the column ``kind`` says; None if that is not known."""
@@ -90,6 +91,7 @@ COLUMNS: Final[dict[str, Columns]] = {
             r"\d+/140\??": Kind(SAMPLE),
         },
         draws={"legacy128": 128},
+        one=True,  # other games have 24 of pick_two as well
     ),
 }
 
@@ -204,6 +206,8 @@ class Published:
                 if tasks == size and s.column in m.values
             }
             rows.append(Row(s.task_type, tasks, size, ours, published))
+        if columns.one and not all(row.in_full for row in rows):
+            rows = [replace(row, published={}) for row in rows]
         played = [(row.ours, row.tasks) for row in rows if row.in_full and row.ours is not None]
         if len(played) == len(rows):
             total = sum(tasks for _, tasks in played)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RunConfig
-from rsipo_lightning.errors import EnvironmentFault
+from rsipo_lightning.errors import ConfigError, EnvironmentFault
 from rsipo_lightning.protocols import Engine, Environment, Expert, TaskSuite
 from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.types import (
@@ -210,8 +210,19 @@ class ExpertPlayer(Player):
     def _play(
         self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int], None]
     ) -> list[Trajectory]:
-        self._experts = {id(job): self._hire(job) for job in jobs}
+        self._experts = {}
         return super()._play(jobs, sampling, progress)
+
+    def _reset(self, episode: _Episode, sampling: Sampling) -> None:
+        super()._reset(episode, sampling)
+        if episode.stop is not None:
+            return
+        try:
+            self._experts[id(episode.job)] = self._hire(episode.job)
+        except (EnvironmentFault, ConfigError):
+            raise
+        except Exception as error:  # one that plays along meets what breaks episodes too
+            episode.fail(error)
 
     def _act(self, live: list[_Episode], sampling: Sampling) -> list[Completion]:
         said = [self._experts[id(episode.job)].act(episode.message) for episode in live]

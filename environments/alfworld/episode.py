@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rsipo_lightning.environments.alfworld.game import PlayedGame
@@ -36,25 +36,37 @@ class Action(NamedTuple):
 def parse(response: str, think: bool) -> Action:
     """The one action of a response; ``think`` says whether a thought must precede it.
 
-    >>> parse("<action>Put mug 1 in/on desk 2</action>", think=False).command
-    'move mug 1 to desk 2'
+    >>> parse("<action>Go to  Desk 2</action>", think=False).command
+    'go to desk 2'
 
-    None, several, nested, unclosed or empty blocks and Chinese characters make it invalid
-    (methods.md 1.3); a command that the game would not accept does not. Text outside is ignored.
+    None, several, nested, unclosed or empty blocks and Chinese characters make it invalid (this is
+    stricter than methods.md 1.3); a command that the game would not accept does not. Text outside
+    is ignored.
     """
     tags = list(_TAG.finditer(response))
     names = tuple(tag.group() for tag in tags)
-    if names not in (_ACTION, (*_THOUGHT, *_ACTION)):
+    thoughts = names[:-2]
+    if names[-2:] != _ACTION or thoughts != _THOUGHT * (len(thoughts) // 2):
         several = names.count("<action>") > 1
         return Action("", "more than one action" if several else "no complete action")
-    if think and names == _ACTION:
+    if think and not thoughts:
         return Action("", "no thought")
     if _CHINESE.search(response):
         return Action("", "Chinese characters")
     command = " ".join(response[tags[-2].end() : tags[-1].start()].lower().split())
-    if old := _PUT.fullmatch(command):  # as in ALFWorld before 0.4, and as models still write it
-        command = "move {} to {}".format(*old.groups())
     return Action(command) if command else Action("", "the action is empty")
+
+
+def reworded(command: str, admissible: Collection[str]) -> str:
+    """The command as the game words it: models still write "put" as in ALFWorld before 0.4.
+
+    >>> reworded("put mug 1 in/on desk 2", ["look", "move mug 1 to desk 2"])
+    'move mug 1 to desk 2'
+    """
+    old = _PUT.fullmatch(command)
+    if old is None or command in admissible:  # a game of the older release
+        return command
+    return "move {} to {}".format(*old.groups())
 
 
 def brief(commands: Sequence[str]) -> str:
@@ -121,17 +133,18 @@ class AlfworldEpisode:
             )
         action, wording = parse(response, self._wording.think), self._wording
         valid, view = not action.why, self._game.view
+        command = reworded(action.command, view.admissible)
         if valid:
-            view = self._game.step(action.command)
+            view = self._game.step(command)
         seen = inert(view.text if valid else wording.invalid.format(why=action.why))
-        line = {"step": len(self._steps) + 1, "action": inert(action.command)}
+        line = {"step": len(self._steps) + 1, "action": inert(command)}
         self._steps.append(wording.step.format(observation=self._seen, **line))
         self._seen = seen
         if view.won or len(self._steps) >= self._config.max_steps:
             self.close()
             reward, stop = (WON, Stop.DONE) if view.won else (0.0, Stop.MAX_TURNS)
-            return StepResult(action.command, seen, reward, view.won, valid, stop)
-        return self._goes_on(action.command, valid)
+            return StepResult(command, seen, reward, view.won, valid, stop)
+        return self._goes_on(command, valid)
 
     def close(self) -> None:
         """End the episode."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -28,9 +29,10 @@ from rsipo_lightning.errors import DataError
 from rsipo_lightning.files import parse_object
 
 _LAYOUT, _GAME = "json_2.1.1", "game.tw-pddl"
-_KIND, _FORMAT = "alfworld", "1"  # of the index
+_KIND, _FORMAT = "alfworld", "2"  # of the index
 _INDEX, _TEXTS = "index.json", "games.zlib"  # the files of its folder
 _UNSET = "UNKNOWN GOAL."  # stands in the grammar before a task is put in
+_NAMED = re.compile(r"[^-]+(-[^-]+){4}")  # a folder that says the task
 
 
 class Entry(NamedTuple):
@@ -150,6 +152,8 @@ class _FolderGames(Games):
             return LeftOut(str(error), broken=True)
         if not row["solvable"]:
             return LeftOut(f"{place}: not solvable", broken=False)
+        if _UNSET in row["grammar"] and not _NAMED.fullmatch(task):
+            return LeftOut(f"{place}: neither grammar nor folder states the task", broken=True)
         return _entry(f"{task}/{trial}", split, kind, str(place), str(place))
 
     def _row(self, file: Path) -> dict[str, Any]:
@@ -192,10 +196,8 @@ def _type(file: Path) -> str:
 
 def _task(entry: Entry) -> str:
     """What a folder ``type-Object-mrecep-Receptacle-scene`` says of the task."""
-    words = entry.id.partition("/")[0].split("-")
-    if len(words) != 5:
-        return _UNSET
-    return WORDINGS[entry.type][0].format(words[1].lower(), words[3].lower())
+    _, thing, _, place, _ = entry.id.partition("/")[0].lower().split("-")
+    return WORDINGS[entry.type][0].format(thing, place)
 
 
 def _load(file: Path, where: str) -> dict[str, Any]:

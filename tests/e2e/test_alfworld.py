@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
 from pathlib import Path
@@ -94,6 +95,42 @@ def test_a_game_that_cannot_be_played_is_counted(
     strict = [*argv, "rollout.max_error_frac=0.01"]
     assert eval_main([str(TINY), "--env", "alfworld", "--model", "tiny", *strict]) == 75
     assert "1 of 12 episodes broke" in capsys.readouterr().err
+
+
+def test_games_that_break_in_training(
+    games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are counted and the run goes on; too many stop it with a checkpoint."""
+    files = sorted((games / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))
+    whole = [file.read_text() for file in files]
+
+    def spoil(n: int) -> None:
+        for file, text in zip(files[:n], whole, strict=False):
+            file.write_text(json.dumps(json.loads(text) | {"pddl_problem": "(define"}))
+
+    argv = [
+        *("--algo", "grpo", "--env", "alfworld", "--model", "tiny", f"env.data={games}"),
+        *("env.max_steps=2", "eval.episodes=0", "eval.every=0", "trainer.updates=1"),
+        *(f"rollout.tasks={PER_SPLIT}", "rollout.group=2", "log.progress=false"),
+    ]
+    spoil(2)
+    assert fit_main([*argv, f"run.dir={tmp_path / 'one'}"]) == 0
+    (row,) = csv.DictReader((tmp_path / "one" / "metrics.csv").open())
+    assert float(row["rollout/error_frac"]) == pytest.approx(2 / PER_SPLIT)
+    capsys.readouterr()
+    spoil(3)
+    assert fit_main([*argv, f"run.dir={tmp_path / 'two'}"]) == 75
+    error = capsys.readouterr().err
+    assert f"6 of {2 * PER_SPLIT} episodes broke" in error
+    assert f"checkpoint: {tmp_path}/two/checkpoints/update-00000" in error
+    for file, text in zip(files, whole, strict=True):
+        file.write_text(text)
+    assert fit_main(["--resume", str(tmp_path / "two")]) == 0
+    spoil(PER_SPLIT)
+    capsys.readouterr()
+    assert fit_main([*argv, f"run.dir={tmp_path / 'none'}"]) == 2
+    assert "its PDDL problem ends early" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("split", ["", "train", "valid_train", "valid_seen"])

@@ -284,7 +284,6 @@ def test_states_differ_by_hash_and_not_by_the_way_to_them():
 
 
 _DIGEST = """
-import hashlib
 from rsipo_lightning.environments.alfworld.builtin import BuiltinEngine
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
 engine = BuiltinEngine()
@@ -359,6 +358,11 @@ def test_it_is_fast_and_small(generated):
     start = time.process_time()
     steps = _steps(generated * 3, engine)
     assert steps / (time.process_time() - start) > 5000
+    one = engine.open(generated[0])
+    start = time.process_time()
+    for _ in range(100):
+        one.reset()
+    assert (time.process_time() - start) / 100 < 0.002
     tracemalloc.start()
     live = [BuiltinEngine().open(game) for game in GeneratedGames(0).split("train")[12:24]]
     for number, one in enumerate(live):

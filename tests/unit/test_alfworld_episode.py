@@ -11,7 +11,7 @@ import pytest
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments.alfworld.builtin import BuiltinEngine
-from rsipo_lightning.environments.alfworld.episode import AlfworldEpisode, brief, parse
+from rsipo_lightning.environments.alfworld.episode import AlfworldEpisode, brief, parse, reworded
 from rsipo_lightning.environments.alfworld.game import Game, PlayedGame, View
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
 from rsipo_lightning.environments.alfworld.suite import AlfworldConfig
@@ -50,10 +50,7 @@ def walk(game: Game = GAME) -> Iterator[tuple[str, View]]:
         ("<action>go to bed 1</action>", "go to bed 1"),
         ("Well. <action> Go  to\nBed 1 </action>\n", "go to bed 1"),
         ("<think>I look.</think> <action>look</action>", "look"),
-        ("<action>put mug 1 in/on desk 2</action>", "move mug 1 to desk 2"),
-        ("<action>put mug 1 in desk 2</action>", "move mug 1 to desk 2"),
-        ("<action>put mug 1 on desk 2</action>", "move mug 1 to desk 2"),
-        ("<action>put mug 1</action>", "put mug 1"),
+        ("<think>a</think>\n<think>b</think><action>look</action>", "look"),
         ("<action>dance</action>", "dance"),  # that the game refuses it does not make it invalid
         ("<action>pick up < this</action>", "pick up < this"),
     ],
@@ -75,6 +72,7 @@ def test_an_action(response: str, command: str) -> None:
         ("<action><action>look</action></action>", "more than one action"),
         ("<think>a<action>look</action></think>", "no complete action"),
         ("<think>a<action>look</action>", "no complete action"),
+        ("<think><think>a</think></think><action>look</action>", "no complete action"),
         ("<action>look</action><think>a</think>", "no complete action"),
         ("床<action>look</action>", "Chinese characters"),
     ],
@@ -199,6 +197,20 @@ def test_the_older_wording_of_move_wins() -> None:
     moves = [re.sub("move (.*) to ", r"put \1 in/on ", c) for c in GAME.walkthrough]
     assert moves != list(GAME.walkthrough)
     assert [live.step(act(c)) for c in moves][-1].success
+
+
+@pytest.mark.parametrize(
+    ("command", "played"),
+    [
+        ("put mug 1 in/on desk 2", "move mug 1 to desk 2"),
+        ("put mug 1 in desk 2", "move mug 1 to desk 2"),
+        ("put mug 1 on desk 2", "move mug 1 to desk 2"),
+        ("put mug 1", "put mug 1"),
+        ("put pen 1 in/on desk 2", "put pen 1 in/on desk 2"),  # a game that has this command
+    ],
+)
+def test_the_older_wording_of_move(command: str, played: str) -> None:
+    assert reworded(command, ("look", "put pen 1 in/on desk 2")) == played
 
 
 def test_a_replay_is_the_same_episode() -> None:

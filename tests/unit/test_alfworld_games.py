@@ -141,6 +141,8 @@ def test_what_is_wrong_with_a_folder_is_told_and_the_others_stay(tmp_path, made)
     change("pick_and_place_simple-AppleSliced-None-Desk-1")
     change("pick_and_place_simple-Cup-None-Desk-1").with_name("traj_data.json").write_text("{")
     change("f").with_name("traj_data.json").write_text(json.dumps({"task_type": TYPES[3]}))
+    unset = change("g", grammar='"rhs": "UNKNOWN GOAL."')
+    unset.with_name("traj_data.json").write_text(json.dumps({"task_type": TYPES[3]}))
     games = open_games(tmp_path)
     assert len(games.entries) == len(made) + 2
     assert [(one.what.removeprefix("train/"), one.broken) for one in games.left_out] == [
@@ -153,6 +155,7 @@ def test_what_is_wrong_with_a_folder_is_told_and_the_others_stay(tmp_path, made)
         ("c/trial/game.tw-pddl: field 'solvable' is missing", True),
         ("d-Cup-None-Desk-1/trial/game.tw-pddl: unknown task type 'd'", True),
         ("e/trial/game.tw-pddl: not solvable", False),
+        ("g/trial/game.tw-pddl: neither grammar nor folder states the task", True),
         (
             "pick_and_place_simple-AppleSliced-None-Desk-1/trial/game.tw-pddl: "
             "a movable receptacle or a slice",

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import json
+import lzma
+import os
 import random
+import signal
+import threading
 from collections import Counter
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments.alfworld.game import TYPES
 from rsipo_lightning.environments.alfworld.games import write_game
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
 from rsipo_lightning.environments.alfworld.suite import AlfworldConfig, AlfworldSuite
 from rsipo_lightning.errors import ConfigError, DataError
-from rsipo_lightning.types import Task
+from rsipo_lightning.protocols import StepResult
+from rsipo_lightning.rollout import ExpertPlayer, Job, Sampling
+from rsipo_lightning.testing import byte_tokenizer
+from rsipo_lightning.types import Role, Task
 
+ROOT = Path(__file__).resolve().parents[2]
+REAL = Path(os.environ.get("RSIPO_DATA") or ROOT.parent / "shared" / "data") / "alfworld"
 GAMES = GeneratedGames(0)
+with_package = pytest.mark.skipif(
+    find_spec("alfworld") is None, reason="pip install 'rsipo-lightning[alfworld]'"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +164,81 @@ def test_no_games(tmp_path: Path) -> None:
         suite(data=str(tmp_path))
 
 
+def some_real_games(to: Path) -> Path:
+    """Every 17th line of the real file, from the header on."""
+    with lzma.open(REAL / "games.jsonl.xz") as file, to.open("wb") as out:
+        out.writelines(islice(file, 0, None, 17))
+    return to
+
+
+class Recorded:
+    """An episode: what a policy, the game and its state showed, from the reset on."""
+
+    def __init__(self, made: AlfworldSuite, task: Task) -> None:
+        self.live = made.make()
+        self.first = self.live.reset(task)
+        assert self.live._game is not None
+        self.start = (self.first, self.live._game.view.admissible, self.live._game.state_hash())
+        self.shown: list[tuple[StepResult, str]] = []
+
+    def act(self, command: str) -> bool:
+        """Whether the episode goes on."""
+        game = self.live._game
+        assert game is not None
+        result = self.live.step(f"<action>{command}</action>")
+        self.shown.append((result, game.state_hash()))
+        return result.stop is None
+
+
+@pytest.mark.parametrize("games", ["generated", "real"])
+def test_replays_of_200_games_are_the_episodes_of_the_student(games: str, tmp_path: Path) -> None:
+    """They come when other games have pushed theirs out of the caches, and take turns."""
+    if games == "real" and not REAL.is_dir():
+        pytest.skip(f"no real games at {REAL} (RSIPO_DATA)")
+    keys: dict[str, Any] = {"prompt": "compact", "max_steps": 31}
+    if games == "real":
+        keys["data"] = str(some_real_games(tmp_path / "some.jsonl"))
+    made = suite(**keys)
+    tasks = [*made.tasks("valid_seen")[:7], *made.tasks("train")][:200]
+    assert len({task.id for task in tasks}) == 200
+    students, commands = [], []
+    for task in tasks:
+        student, rng, said = Recorded(made, task), random.Random(task.id), []
+        for step in range(30):
+            assert student.live._game is not None
+            listed = student.live._game.view.admissible
+            said.append("fly" if step == 7 else rng.choice(listed))
+            if not student.act(said[-1]):
+                break
+        students.append(student)
+        commands.append(said)
+    assert sum(len(said) == 30 for said in commands) > 150
+    for k in range(0, len(tasks), 8):
+        places = [*range(k, k + 8)] * 2
+        replays = [Recorded(made, tasks[i]) for i in places]
+        assert [replay.start for replay in replays] == [students[i].start for i in places]
+        for step in range(30):
+            for i, replay in zip(places, replays, strict=True):
+                if step < len(commands[i]):
+                    replay.act(commands[i][step])
+        assert [replay.shown for replay in replays] == [students[i].shown for i in places]
+
+
+def test_an_expert_does_not_stop_others_at_a_broken_game(folder: Path) -> None:
+    made = suite(data=str(folder), prompt="compact")
+    first, *tasks = made.tasks("train")
+    game = folder / "json_2.1.1" / "train" / first.payload["game"] / "game.tw-pddl"
+    game.write_text(json.dumps(json.loads(game.read_text()) | {"pddl_problem": "(define"}))
+    jobs = [Job(task, Role.STUDENT, 0, 0) for task in (first, *tasks)]
+    player = ExpertPlayer(
+        made, Codec(byte_tokenizer()), lambda job: made.expert(job.task, random.Random(0))
+    )
+    played = player.play(jobs, Sampling(0, 1.0, 1, 10**9, len(jobs)))
+    assert [trajectory.scored for trajectory in played] == [False] + [True] * len(tasks)
+    assert "its PDDL problem ends early" in played[0].error
+    assert all(trajectory.success for trajectory in played[1:])
+
+
 @pytest.mark.parametrize("prompt", ["compact", "full"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_the_expert_wins(kind: str, prompt: str) -> None:
@@ -184,7 +273,7 @@ def test_the_other_engine_needs_its_package() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("alfworld") is None, reason="pip install 'rsipo-lightning[alfworld]'")
+@with_package
 def test_both_engines_play_alike_and_in_order() -> None:
     """Several episodes at once, in worker processes and here."""
     made, other = suite(), suite(engine="textworld", workers=2)
@@ -202,3 +291,25 @@ def test_both_engines_play_alike_and_in_order() -> None:
         for _ in range(2):
             one.close()
     assert played[0] == played[1]
+
+
+@pytest.mark.slow
+@with_package
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_worker_that_dies_or_hangs_breaks_one_of_the_episodes(dies: bool) -> None:
+    made = suite(engine="textworld", workers=1, timeout_s=5, prompt="compact")
+    episodes = [made.make() for _ in range(3)]
+    for episode, task in zip(episodes, made.tasks("valid_seen"), strict=False):
+        episode.reset(task)
+    process = made._engine._workers[0]._process  # type: ignore[attr-defined]
+    os.kill(process.pid, signal.SIGSTOP)
+    if dies:
+        threading.Timer(0.3, process.kill).start()
+    results = made.step_many(episodes, ["<action>look</action>"] * 3)
+    assert sorted(isinstance(result, Exception) for result in results) == [False, False, True]
+    (broken,) = (str(result) for result in results if isinstance(result, Exception))
+    assert ("its worker died" if dies else "no answer within 5 s") in broken
+    for episode in episodes:
+        episode.close()
+    made.close()
+    assert not made._engine._workers[0]._process  # type: ignore[attr-defined]

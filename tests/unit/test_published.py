@@ -264,6 +264,16 @@ Small,RSIPO,,,,,,,95.7,134/140?,seeds
         assert len(rows) == 6
         assert all(row.published == {} for row in rows)
 
+    def test_other_games_of_which_one_type_has_as_many(self, tmp_path: Path) -> None:
+        """The 144 generated games have 24 of pick_two, as the release has."""
+        path = tmp_path / "published.csv"
+        path.write_text(self.HEAD + self.ROWS.replace("75.0,micro128", "75.0,105/140"))
+        published = Published.read(path, "Small", "alfworld")
+        assert published.rows(self.look("valid_seen", GAMES))[5].published == {"GRPO": 47.4}
+        rows = published.rows(self.look("valid_seen", dict.fromkeys(GAMES, 24)))
+        assert rows[5].tasks == GAMES["pick_two_obj_and_place"]
+        assert not any(row.published for row in rows)
+
     @pytest.mark.skipif(not FILE.is_file(), reason=f"no {FILE} (RSIPO_DATA)")
     def test_the_real_file(self) -> None:
         published = Published.read(FILE, "Qwen2.5-3B", "alfworld")
