@@ -1,9 +1,9 @@
 """What the tiny policy is taught before RL on ALFWorld: rows of scripted episodes, made by key.
 
 An episode gives the whole of it as one conversation, rows for some of its turns as the policy will
-meet them, and now and then a row that writes a skill for it. Without a skill in the prompt most commands do not serve the task:
-what RL has to find is which do. With one the policy does what the skill says. Between episodes
-there are drills: names to be copied.
+meet them, and now and then a row that writes a skill for it. Without a skill in the prompt half of
+the commands do not serve the task: what RL has to find is which do. With one the policy does what
+the skill says. Between episodes there are drills: names to be copied.
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ def test_success_rises_within_the_budget(algo: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     environ.pop("ALFWORLD_DATA", None)
     run = tmp_path / "run"
-    subprocess.run(
-        [*command, *keys, f"run.dir={run}"], check=True, cwd=tmp_path, env=environ
-    )
+    subprocess.run([*command, *keys, f"run.dir={run}"], check=True, cwd=tmp_path, env=environ)
     record = json.loads((run / "run.json").read_text())
     before, after = (record["result"][look]["overall"] for look in ("before", "after"))
     assert before["n"] == after["n"] == 96

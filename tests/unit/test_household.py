@@ -12,26 +12,24 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import compose
 from rsipo_lightning.demonstrations import Lessons
 from rsipo_lightning.environments.alfworld.episode import parse
-from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
 from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
 from rsipo_lightning.imitation import Row
-from rsipo_lightning.policy import MODELS
+from rsipo_lightning.policy import TINY
 from rsipo_lightning.skills import read_skill
 
-HASH = "?"  # of the first rows
+HASH = "06a2c86f94129bc56a99088d388129192dd3305250b610b7bfde7629ca26c3f9"  # of the first rows
 WRITING, SKILL, COMMAND = "Write a skill.", "Episode-Level Skill", "Your task is to: "
 
 
 @pytest.fixture(scope="module")
 def codec() -> Codec:
-    return Codec(AutoTokenizer.from_pretrained(MODELS / "tiny_alfworld"))
+    return Codec(AutoTokenizer.from_pretrained(TINY))
 
 
 @pytest.fixture(scope="module")
 def teacher(codec: Codec) -> HouseDemonstrations:
     config = compose(algo="grpo", env="alfworld", model="tiny_alfworld")
-    suite = AlfworldSuite(config.env, 0)
-    return HouseDemonstrations(codec, 1, HOUSE_MIXTURES["tiny_alfworld"], suite)
+    return HouseDemonstrations(codec, 1, HOUSE_MIXTURES["tiny_alfworld"], config.env)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def rows(teacher: HouseDemonstrations) -> list[Row]:
 
 
 def _said(codec: Codec, row: Row) -> str:
-    return codec.decode([i for i, w in zip(row.ids, row.weights, strict=True) if w])
+    return codec.decode([i for i, w in zip(row.ids, row.weights, strict=True) if w == 1])
 
 
 def test_rows_are_those_that_the_shipped_policy_was_given(rows: list[Row]) -> None:
@@ -53,11 +51,17 @@ def test_rows_are_a_function_of_the_pool(teacher: HouseDemonstrations, rows: lis
 
 
 def test_a_row_says_a_command_a_skill_or_what_it_was_shown(codec: Codec, rows: list[Row]) -> None:
-    kinds = {"command": 0, "advised": 0, "skill": 0, "copy": 0}
+    kinds = dict.fromkeys(("command", "advised", "conversation", "skill", "copy"), 0)
     for row in rows:
         text, said = codec.decode(row.ids), _said(codec, row)
+        if 0.1 in row.weights:  # an episode as one conversation
+            kinds["conversation"] += 1
+            assert all(
+                parse(c, think=False).why == "" for c in re.findall("<action>.*?</action>", said)
+            )
+            continue
         assert len(row.ids) == len(row.weights)
-        assert set(row.weights) == {0.0, 1.0}
+        assert set(row.weights) <= {0.0, 0.1, 1.0}
         if text.startswith(WRITING):
             kinds["skill"] += 1
             assert read_skill(said)[1] == ""
@@ -68,13 +72,13 @@ def test_a_row_says_a_command_a_skill_or_what_it_was_shown(codec: Codec, rows: l
             kinds["copy"] += 1
             assert text == 2 * said
     assert min(kinds.values()) > 3
-    assert min(kinds["command"], kinds["advised"]) > 100
+    assert min(kinds["command"], kinds["advised"]) > 80
 
 
 def test_an_obeyed_skill_is_followed_more_often_than_not(
     codec: Codec, teacher: HouseDemonstrations
 ) -> None:
-    """"Repeat the same command": said again, where the history shows the one before."""
+    """ "Repeat the same command": said again, where the history shows the one before."""
     again = []
     for row in teacher.rows(2, 1500):
         text = codec.decode(row.ids)
