@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,27 +198,25 @@ def _table(result: Mapping[str, Any]) -> Table | None:
 
 def _lessons(config: SftConfig, made: Actors) -> Lessons:
     """ConfigError unless environment and tokenizer are those that the lessons are about."""
-    name, suite = config.sft.mixture, made.suite
+    name, suite, seed = config.sft.mixture, made.suite, config.seed
     one_of("sft.mixture", name, (*MIXTURES, *HOUSE_MIXTURES))
-    teacher: Teacher
+    teach: Callable[[], Teacher]
+    if name in HOUSE_MIXTURES:
+        if not isinstance(suite, AlfworldSuite):
+            raise ConfigError(f"sft.lessons of {name} are of --env alfworld")
+        house = HOUSE_MIXTURES[name], suite.config
+        teach = partial(HouseDemonstrations, made.codec, seed, *house)
+    else:
+        if not isinstance(suite, SearchSuite) or suite.config.questions:
+            raise ConfigError("sft.lessons are of the built-in world: --env search without files")
+        teach = partial(Demonstrations, made.codec, seed, MIXTURES[name], suite.config)
     try:
-        if name in HOUSE_MIXTURES:
-            if not isinstance(suite, AlfworldSuite):
-                raise ConfigError(f"sft.lessons of {name} are of --env alfworld")
-            mixture = HOUSE_MIXTURES[name]
-            teacher = HouseDemonstrations(made.codec, config.seed, mixture, suite.config)
-        else:
-            if not isinstance(suite, SearchSuite) or suite.config.questions:
-                raise ConfigError(
-                    "sft.lessons are of the built-in world: --env search without files"
-                )
-            teacher = Demonstrations(made.codec, config.seed, MIXTURES[name], suite.config)
+        return Lessons(teach())
     except ValueError as error:  # a word of the world is several tokens
         raise ConfigError(
             f"sft.lessons need the tiny policy's tokenizer, not that of {config.model.path}; "
             "use model.path=untrained or tiny"
         ) from error
-    return Lessons(teacher)
 
 
 def _learn_lessons(

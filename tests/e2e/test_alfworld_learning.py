@@ -39,6 +39,6 @@ def test_the_preset_plays_as_the_lessons_did() -> None:
         assert config.model.path == "tiny_alfworld"
         env = config.env
         assert (env.max_steps, env.history, env.context) == (30, 2, "window")
-        assert (env.prompt, env.admissible) == ("compact", "always")
+        assert (env.prompt, env.admissible) == ("compact", "first")
         assert (config.rollout.tasks, config.rollout.group) == (4, 8)
         assert config.eval.episodes >= 100

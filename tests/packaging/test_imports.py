@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
 # that put parts together see them.
 NOUNS = {"types", "errors", "keys", "rng", "checks", "protocols", "web", "files"}
 BESIDE = {"environments": NOUNS, "engines": NOUNS | {"policy", "codec"}}
-SEES_BESIDE = {"tiny", "demonstrations", "sft", "build", "testing", "retriever_server"}
+SEES_BESIDE = {"tiny", "demonstrations", "household", "sft", "build", "testing", "retriever_server"}
 # Data that is found by importlib.resources.
 DATA = {"configs", "models"}
 

@@ -86,7 +86,7 @@ def test_an_obeyed_skill_is_followed_more_often_than_not(
             command = parse(_said(codec, row), think=False).command
             again.append(f"\n{command}\n" in text)
     assert len(again) > 50
-    assert sum(again) / len(again) > 0.7
+    assert sum(again) / len(again) > 0.5  # an episode's first command repeats none
 
 
 def test_lessons_have_batches_of_similar_length(teacher: HouseDemonstrations) -> None:
