@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rsipo_lightning.algorithms.base import TokenLoss
+from rsipo_lightning.algorithms.base import Stream, TokenLoss
 from rsipo_lightning.tokens import TokenBatch
 
 
@@ -79,6 +79,11 @@ def gated_distillation(beta: float, view: str = "teacher") -> TokenLoss:
         return value * gate(batch, logp) * (batch.scores[view] - logp)
 
     return loss
+
+
+def gated_stream(beta: float, coef: float) -> Stream:
+    """lambda < omega g (sg l_T - l_theta) >, with its gate in the logs."""
+    return Stream(gated_distillation(beta), coef, gate=sigmoid_gate(beta))
 
 
 def reverse_kl(view: str = "teacher") -> TokenLoss:

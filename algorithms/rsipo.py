@@ -17,12 +17,7 @@ from rsipo_lightning import keys
 from rsipo_lightning.algorithms.base import Stream, Sums
 from rsipo_lightning.algorithms.credit import taught
 from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
-from rsipo_lightning.algorithms.losses import (
-    gated_distillation,
-    reverse_kl,
-    reward_weighted_nll,
-    sigmoid_gate,
-)
+from rsipo_lightning.algorithms.losses import gated_stream, reverse_kl, reward_weighted_nll
 from rsipo_lightning.algorithms.shrinkage import Shrinkage, type_sums
 from rsipo_lightning.bank import BankConfig, SkillBank
 from rsipo_lightning.checks import one_of, within
@@ -127,8 +122,6 @@ class RSIPO(GRPO[RSIPOConfig]):
                 f"rollout.group={rollout.group}: RSIPO splits a group into evidence and control "
                 "halves and needs an even number of at least 4"
             )
-        if config.bank and config.skill_source != "bank":
-            raise ConfigError(f"algo.bank={config.bank}: set algo.skill_source=bank to use it")
 
     @classmethod
     def uses_bank(cls, config: RSIPOConfig) -> bool:
@@ -141,8 +134,7 @@ class RSIPO(GRPO[RSIPOConfig]):
         c = self.config
         teacher = Stream(reverse_kl(), c.distill)
         if c.gate == "sigmoid":
-            gate = sigmoid_gate(c.gate_beta)
-            teacher = Stream(gated_distillation(c.gate_beta), c.distill, gate=gate)
+            teacher = gated_stream(c.gate_beta, c.distill)
         return {
             **super().streams,
             "teacher": teacher,

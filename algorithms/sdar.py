@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rsipo_lightning.algorithms.base import Stream
-from rsipo_lightning.algorithms.losses import gated_distillation, sigmoid_gate
+from rsipo_lightning.algorithms.losses import gated_stream
 from rsipo_lightning.algorithms.self_distillation import SelfDistillation, SelfDistillationConfig
 from rsipo_lightning.checks import within
 
@@ -42,5 +42,4 @@ class SDAR(SelfDistillation[S]):
     def streams(self) -> Mapping[str, Stream]:
         """L = L_RLVR + lambda < g (sg l_T - l_theta) >."""
         c = self.config
-        loss, gate = gated_distillation(c.gate_beta), sigmoid_gate(c.gate_beta)
-        return {**super().streams, "teacher": Stream(loss, c.distill, gate=gate)}
+        return {**super().streams, "teacher": gated_stream(c.gate_beta, c.distill)}

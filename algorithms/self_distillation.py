@@ -32,8 +32,6 @@ class SelfDistillationConfig(BankConfig, AnalyzerConfig, GRPOConfig):
         super().__post_init__()
         one_of("algo.skill_source", self.skill_source, ("bank", "trajectory"))
         within("algo.skill_temperature", self.skill_temperature, 0, math.inf)
-        if self.bank and self.skill_source != "bank":
-            raise ConfigError(f"algo.bank={self.bank}: set algo.skill_source=bank to use it")
         if self.server and self.skill_source == "bank":
             raise ConfigError(
                 "algo.analyzer=endpoint: there is nothing to analyse with algo.skill_source=bank"

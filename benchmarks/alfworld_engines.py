@@ -1,4 +1,4 @@
-"""Speed and memory of the game engines of ALFWorld: the table of the README.
+"""Speed and memory of the game engines of ALFWorld.
 
     python benchmarks/alfworld_engines.py --data ../shared/data/alfworld/games.jsonl.xz
 

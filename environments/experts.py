@@ -14,7 +14,7 @@ messages it was shown. Labels that know more would teach the policy to make name
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rsipo_lightning.environments import world
@@ -264,18 +264,28 @@ def skills(type_: str, kind: str) -> list[ScriptedSkill]:
     """All scripted skills of a task type; ``kind`` is one of KINDS."""
     if type_ not in ALL_TYPES or kind not in KINDS:
         raise KeyError(f"no skills of ({type_}, {kind}): types {ALL_TYPES}, kinds {KINDS}")
-    if kind == "procedural":
-        steps = _WORKFLOW[type_]
-        texts = [" ".join(f"{i}. {step}" for i, step in enumerate(row, 1)) for row in steps]
-        return [ScriptedSkill(text, kind, kind, "workflow") for text in texts]
-    if kind == "recovery":
-        return [ScriptedSkill(text, kind, kind, "detour") for text in _RECOVERY]
-    if kind == "format":
-        return [ScriptedSkill(text, kind, kind, "guess") for text in _FORMAT]
-    plans = [p for p in _MISLEADING if not (type_ in ("single", "compare") and p == "early")]
-    return [
-        ScriptedSkill(text, kind, "other", plan) for plan in plans for text in _MISLEADING[plan]
-    ]
+    plans: dict[str, Mapping[str, Sequence[str]]] = {
+        "procedural": {"workflow": numbered(_WORKFLOW[type_])},
+        "recovery": {"detour": _RECOVERY},
+        "format": {"guess": _FORMAT},
+        "misleading": {
+            plan: texts
+            for plan, texts in _MISLEADING.items()
+            if not (type_ in ("single", "compare") and plan == "early")
+        },
+    }
+    return scripted(kind, plans[kind])
+
+
+def numbered(workflows: Iterable[Sequence[str]]) -> list[str]:
+    """Texts of workflows: "1. Go there. 2. Take it."."""
+    return [" ".join(f"{i}. {step}" for i, step in enumerate(row, 1)) for row in workflows]
+
+
+def scripted(kind: str, plans: Mapping[str, Sequence[str]]) -> list[ScriptedSkill]:
+    """Skills of a kind, from the texts of each plan that obeys them."""
+    category = "other" if kind == "misleading" else kind
+    return [ScriptedSkill(t, kind, category, plan) for plan, texts in plans.items() for t in texts]
 
 
 def vocabulary() -> list[str]:

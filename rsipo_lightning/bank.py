@@ -37,6 +37,8 @@ class BankConfig:
 
     def __post_init__(self) -> None:
         at_least("algo.bank_top", self.bank_top, 0)
+        if self.bank and getattr(self, "skill_source", "bank") != "bank":
+            raise ConfigError(f"algo.bank={self.bank}: set algo.skill_source=bank to use it")
         # beside it stands the Config of an algorithm, which may have checks of its own
         getattr(super(), "__post_init__", lambda: None)()
 

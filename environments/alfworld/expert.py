@@ -17,13 +17,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from rsipo_lightning.environments.alfworld.game import TYPES, PlayedGame
 from rsipo_lightning.environments.alfworld.house import OBJECTS, OPENABLE
-from rsipo_lightning.environments.experts import KINDS, ScriptedSkill
+from rsipo_lightning.environments.experts import KINDS, ScriptedSkill, numbered, scripted
 from rsipo_lightning.errors import DataError
 from rsipo_lightning.types import Trajectory
 
@@ -356,16 +356,13 @@ def skills(type_: str, kind: str) -> list[ScriptedSkill]:
     """All scripted skills of a task type; ``kind`` is one of KINDS."""
     if type_ not in TYPES or kind not in KINDS:
         raise KeyError(f"no skills of ({type_}, {kind}): types {TYPES}, kinds {KINDS}")
-    if kind == "procedural":
-        rows = product(*_WORKFLOW[type_])
-        texts = [" ".join(f"{i}. {step}" for i, step in enumerate(row, 1)) for row in rows]
-        return [ScriptedSkill(text, kind, kind, "workflow") for text in texts]
-    if kind == "recovery":
-        return [ScriptedSkill(text, kind, kind, "detour") for text in _RECOVERY]
-    if kind == "format":
-        return [ScriptedSkill(text, kind, kind, "workflow") for text in _FORMAT]
-    plans = {**_MISLEADING, "unprepared": _UNPREPARED.get(type_, ())}
-    return [ScriptedSkill(t, kind, "other", plan) for plan, texts in plans.items() for t in texts]
+    plans: dict[str, Mapping[str, Sequence[str]]] = {
+        "procedural": {"workflow": numbered(product(*_WORKFLOW[type_]))},
+        "recovery": {"detour": _RECOVERY},
+        "format": {"workflow": _FORMAT},
+        "misleading": {**_MISLEADING, "unprepared": _UNPREPARED.get(type_, ())},
+    }
+    return scripted(kind, plans[kind])
 
 
 def hindsight(trajectory: Trajectory, rng: random.Random) -> str:

@@ -81,4 +81,5 @@ def _compare(argv: list[str]) -> int:
         jobs=args.jobs,
         command=["rsipo-compare", *argv],
     )
+    print(f"report: {setup.out / 'compare.md'}")
     return 0

@@ -21,7 +21,9 @@ Arms = Sequence[Mapping[str, Any]]
 
 
 def draw(report: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """Write the PNG files for which there is data; (file name, what it shows) of each."""
+    """Write the PNG files for which there is data; (file name, what it shows) of each. Others of
+    these names are removed.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,6 +33,8 @@ def draw(report: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
         if figure is not None:
             figure.savefig(folder / name, dpi=120)
             done.append((name, caption))
+        else:
+            (folder / name).unlink(missing_ok=True)  # of other arms
     return done
 
 

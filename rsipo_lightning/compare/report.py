@@ -24,11 +24,11 @@ def _page(report: Mapping[str, Any], figures: Sequence[tuple[str, str]]) -> Iter
     yield (
         f"\nSuccess (%) on the same {report['test_tasks']} test tasks, each once, at temperature "
         f"{report['temperature']}, sample average; mean [95 % interval over "
-        f"{len(report['seeds'])} seeds, Student's t, cut at 0 and 100]. Differences are paired by "
-        "seed (same training tasks, same noise) and not corrected for their number. Environment "
-        "steps and CPU seconds: training alone, mean of a run; replays count, evaluations do not. "
-        f"MiB: largest run. All runs together, with evaluations and start: {_minutes(report)} CPU "
-        "minutes.\n"
+        f"{len(report['seeds'])} seeds, Student's t, cut at 0 and 100]. Change: after less before. "
+        "Differences are paired by seed (same training tasks, same noise) and not corrected for "
+        "their number. Environment steps and CPU seconds: training alone, mean of a run; replays "
+        "count, evaluations do not. MiB: largest run. All runs together, with evaluations but "
+        f"without the start of their processes: {_minutes(report)} CPU minutes.\n"
     )
     yield from _table(
         ("arm", "after", "change", f"difference to {reference}", "env steps", "CPU s", "peak MiB",
@@ -154,7 +154,7 @@ def _percent(value: Mapping[str, Any] | None, sign: bool = False) -> str:
 def _difference(value: Mapping[str, Any] | None) -> str:
     text = _percent(value, sign=True)
     if value and value["low"] is not None and value["low"] <= 0 <= value["high"]:
-        return f"{text}, overlaps 0"
+        return f"{text}, includes 0"
     return text
 
 

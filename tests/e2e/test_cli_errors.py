@@ -69,7 +69,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "choose an environment: --env NAME (have: search"),
+        ([], "choose an environment: --env NAME (have: alfworld"),
         (["--env", "search"], "choose an algorithm: --algo NAME (have: dapo"),
         (["--algo", "rsippo", "--env", "search"], "no algorithm 'rsippo'; did you mean 'rsipo'?"),
         (["--algo", "rsipo", "--env", "serch"], "no environment 'serch'; did you mean 'search'?"),

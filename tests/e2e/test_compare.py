@@ -137,11 +137,14 @@ def test_page_and_figures(done: Path) -> None:
             assert len(colours) > 20  # axes, letters, and something drawn
 
 
-def test_what_is_done_is_not_run_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_is_not_run_again(
+    done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")  # any process would fail
     times = {path: path.stat().st_mtime_ns for path in started(done)}
     assert main(call(done, "--no-control")) == 0
     assert {path: path.stat().st_mtime_ns for path in started(done)} == times
+    assert capsys.readouterr().out.endswith(f"report: {done}/compare.md\n")
 
 
 def test_another_config_or_policy_or_data_is_refused(

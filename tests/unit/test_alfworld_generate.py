@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,8 @@ def test_every_walkthrough_wins():
 
 @pytest.mark.slow
 def test_the_engine_of_the_package_plays_them_too(games):
-    pytest.importorskip("textworld")
+    if find_spec("alfworld") is None:
+        pytest.skip("pip install 'rsipo-lightning[alfworld]'")
     from rsipo_lightning.environments.alfworld.textworld import TextWorldEngine
 
     engine = TextWorldEngine()

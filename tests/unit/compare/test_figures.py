@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rsipo_lightning import keys
-from rsipo_lightning.compare.figures import categories, trust
+from rsipo_lightning.compare.figures import categories, draw, trust
 
 NAN = float("nan")
 
@@ -34,3 +35,9 @@ def test_a_seed_without_a_skill_at_first_is_drawn_where_it_begins() -> None:
 
 def test_nothing_is_drawn_of_nothing() -> None:
     assert trust([arm("other", [1.0])]) is None
+
+
+def test_figures_of_other_arms_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "trust.png").write_bytes(b"of an arm that is no longer compared")
+    assert draw({"arms": []}, tmp_path) == []
+    assert not list(tmp_path.iterdir())
