@@ -43,7 +43,7 @@ from rsipo_lightning.callbacks.skills import SkillCategory
 from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component, plain, saved_groups
-from rsipo_lightning.config import RunConfig, SftConfig
+from rsipo_lightning.config import UNTRAINED, RunConfig, SftConfig
 from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault, RsipoError
 from rsipo_lightning.eval_report import EvalReport
@@ -55,7 +55,7 @@ from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
 from rsipo_lightning.skills import analysis_template
-from rsipo_lightning.tiny import build_tokenizer, new_model
+from rsipo_lightning.tiny import MORE, build_tokenizer, new_model
 from rsipo_lightning.types import Task
 
 TRIED = 8  # tasks, of which one must begin before a run starts
@@ -128,8 +128,9 @@ def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
     """The part of :func:`parts` that needs no algorithm."""
     if config.groups["model"] == "hf" and config.model.path == "tiny":
         raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
-    new = config.model.path == "untrained"
-    codec = Codec(build_tokenizer() if new else load_tokenizer(config.model.path))
+    path = config.model.path
+    new = path in UNTRAINED
+    codec = Codec(build_tokenizer(MORE.get(path, ())) if new else load_tokenizer(path))
     name = component("env", config.groups["env"])
     suite: TaskSuite = registry.load_class("environments", name, TaskSuite)(config.env, config.seed)
     for split in splits:
@@ -137,12 +138,8 @@ def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
             raise DataError(f"{suite.name}: split '{split}' has no tasks")
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
-    model = (
-        new_model(codec.tokenizer, config.seed)
-        if new
-        else load_model(config.model.path, config.model.dtype)
-    )
-    check_fit(model, codec.tokenizer, config.model.path, config.rollout.context)
+    model = new_model(codec.tokenizer, config.seed) if new else load_model(path, config.model.dtype)
+    check_fit(model, codec.tokenizer, path, config.rollout.context)
     policy = Policy(model)
     engine_class = registry.load("engines", component("engine", config.groups["engine"]))
     return Actors(suite, codec, policy, Player(suite, engine_class(policy, codec.tokenizer), codec))

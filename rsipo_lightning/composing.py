@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rsipo_lightning import registry
-from rsipo_lightning.config import SHIPPED, RunConfig, SftConfig
+from rsipo_lightning.config import SHIPPED, UNTRAINED, RunConfig, SftConfig
 from rsipo_lightning.errors import ConfigError, PluginError, did_you_mean
 
 
@@ -236,7 +236,7 @@ def _fallback(group: str, file: Mapping[str, Any], overrides: Sequence[str]) -> 
     section = file.get("model")
     paths = [section.get("path")] if isinstance(section, Mapping) else []
     paths += [item.partition("=")[2] for item in overrides if item.startswith("model.path=")]
-    if not paths or paths[-1] in (None, "untrained"):
+    if not paths or paths[-1] in (None, *UNTRAINED):
         return "tiny"
     if paths[-1] in SHIPPED:  # under the name of its preset
         return str(paths[-1])

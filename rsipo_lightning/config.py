@@ -11,6 +11,8 @@ from rsipo_lightning.errors import ConfigError, did_you_mean
 
 # values of model.path that name a policy of the package
 SHIPPED = ("tiny", "tiny_hard", "tiny_alfworld")
+# others that stand for random weights: the tiny policy, and one with tokens for ALFWorld's numbers
+UNTRAINED = ("untrained", "untrained_alfworld")
 LOGGERS = ("tensorboard", "csv", "wandb")
 
 
@@ -26,8 +28,7 @@ class RunSection:
 class ModelSection:
     """The policy."""
 
-    # one of SHIPPED, "untrained" (like "tiny" with random weights), a folder, or a hub name: any
-    # Hugging Face causal LM
+    # one of SHIPPED or UNTRAINED, a folder, or a hub name: any Hugging Face causal LM
     path: str = "tiny"
     dtype: str = "float32"  # float32 | bfloat16; log-probs are float32 always
 

@@ -29,11 +29,12 @@ class HouseMixture:
     """Shares of what is taught. They need not add up to 1."""
 
     drills: float = 0.3  # for each episode
-    guided: float = 0.55  # of the episodes: with a skill
-    noise: float = 0.5  # of the commands without a skill
+    guided: float = 0.5  # of the episodes: with a skill
+    noise: float = 0.4  # of the commands without a skill
     obeyed: float = 0.92  # of the skills shown
-    slips: float = 0.1  # of the commands where a skill is obeyed
-    turns: int = 5  # of an episode that become rows, at most
+    slips: float = 0.05  # of the commands where a skill is obeyed
+    turns: int = 8  # of an episode that become rows, at most
+    prompt: float = 0.05  # weight of a turn's prompt, in which most words stand twice
     observation: float = 0.1  # weight of what the game answers in a conversation
     written: float = 0.3  # of the episodes: a skill is written
     guide: Shares = field(  # kind of the skill that is shown
@@ -100,8 +101,11 @@ class HouseDemonstrations:
         """The rows of an episode, and a drill now and then; a function of seed and key."""
         rng, mixture = keyed_random("household", self.seed, *key), self.mixture
         trajectory = self._play(rng)
-        windows = list(episode_rows(trajectory, 1.0))
-        made = rng.sample(windows, min(len(windows), mixture.turns))
+        turns = list(episode_rows(trajectory, 1.0))
+        made = [
+            Row(row.ids, tuple(weight or mixture.prompt for weight in row.weights))
+            for row in rng.sample(turns, min(len(turns), mixture.turns))
+        ]
         made.append(self._conversation(trajectory))
         if rng.random() < mixture.written:
             made.append(self._written(trajectory, rng))
