@@ -28,7 +28,9 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """One value summed over tasks. A task's value is the mean of its episodes."""
+    """One value summed over tasks. A task's value is the mean of its episodes; in the squares,
+    tasks that repeat one another have their common mean.
+    """
 
     total: float = 0.0
     squares: float = 0.0
@@ -44,21 +46,28 @@ class Tally:
     valid_turns: int = 0
     broken: int = 0
     values: Mapping[str, Sums] = field(default_factory=dict)  # SUCCESS and Trajectory.measures
+    repeats: int = 0  # pairs of tasks that repeat one another, in both orders
 
     @classmethod
-    def of(cls, group: RolloutGroup) -> Tally:
-        """Of one task. An episode that lacks a measure which others have counts as 0 of it."""
-        scored = group.scored
-        broken = len(group.trajectories) - len(scored)
+    def of(cls, *groups: RolloutGroup) -> Tally:
+        """Of one task, or of all that repeat one another. An episode that lacks a measure which
+        others have counts as 0 of it.
+        """
+        tasks = [group.scored for group in groups if group.scored]
+        scored = [t for task in tasks for t in task]
+        broken = sum(len(group.trajectories) for group in groups) - len(scored)
         if not scored:
             return cls(broken=broken)
         values = {}
         for name in dict.fromkeys([SUCCESS, *(name for t in scored for name in t.measures)]):
-            each = [t.success if name == SUCCESS else t.measures.get(name, 0.0) for t in scored]
-            mean = sum(each) / len(each)
-            values[name] = Sums(mean, mean * mean)
+            total = 0.0
+            for task in tasks:
+                each = [t.success if name == SUCCESS else t.measures.get(name, 0.0) for t in task]
+                total += sum(each) / len(each)
+            values[name] = Sums(total, total * total / len(tasks))
         turns = [turn for t in scored for turn in t.turns]
-        return cls(len(scored), 1, len(turns), sum(turn.valid for turn in turns), broken, values)
+        valid, n = sum(turn.valid for turn in turns), len(tasks)
+        return cls(len(scored), n, len(turns), valid, broken, values, n * (n - 1))
 
     def __add__(self, other: Tally) -> Tally:
         values = dict(self.values)
@@ -72,6 +81,7 @@ class Tally:
             self.valid_turns + other.valid_turns,
             self.broken + other.broken,
             values,
+            self.repeats + other.repeats,
         )
 
     @property
@@ -83,6 +93,13 @@ class Tally:
         """Over tasks; 0 where none has it."""
         return self.values.get(name, Sums()).total / max(self.tasks, 1)
 
+    @property
+    def single(self) -> float:
+        """How many tasks would tell as much if those that repeat one another always ended alike
+        (Kish's effective sample size): ``tasks`` without repeats.
+        """
+        return self.tasks**2 / max(self.tasks + self.repeats, 1)
+
     def variance(self, name: str) -> float:
         """Between tasks."""
         squares = self.values.get(name, Sums()).squares / max(self.tasks, 1)
@@ -91,15 +108,16 @@ class Tally:
     def independent(self, name: str) -> float | None:
         """How many independent episodes would tell as much; None if values lie outside 0..1.
 
-        The task is the unit: several episodes of one are as good as so many of different tasks as
-        would vary like the means of the tasks do, at least ``tasks`` and at most ``n``.
+        The task is the unit, with all that repeat it: several episodes of one are as good as so
+        many of different tasks as would vary like the means of the tasks do, at least ``single``
+        and at most ``n``.
         """
         mean, variance = self.mean(name), self.variance(name)
         of_one = mean * (1 - mean)  # variance of a single yes or no
         if variance > of_one + 1e-9:
             return None
-        least = of_one * self.tasks / max(self.n, 1)
-        return self.tasks * of_one / max(variance, least) if least > 0 else self.tasks
+        least = of_one * self.single / max(self.n, 1)
+        return self.single * of_one / max(variance, least) if least > 0 else self.single
 
     def estimate(self, name: str = SUCCESS) -> Estimate:
         """Mean over tasks with Wilson's interval of ``independent`` episodes."""
@@ -107,7 +125,7 @@ class Tally:
             return Estimate()
         mean, n = self.mean(name), self.independent(name)
         if n is None:
-            return _normal(mean, mean, self.variance(name) / self.tasks)
+            return _normal(mean, mean, self.variance(name) / self.single)
         return Estimate(mean, *wilson(mean * n, n))
 
     @property
@@ -135,8 +153,8 @@ class Tally:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Tally:
-        """The inverse of ``to_json``."""
-        known = {f.name: data[f.name] for f in fields(cls)}
+        """The inverse of ``to_json``; older files have no ``repeats``."""
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         values = {name: Sums(**sums) for name, sums in data["values"].items()}
         return cls(**{**known, "values": values})
 
@@ -172,7 +190,7 @@ class EvalResult:
         for tally in types:
             p, n = tally.mean(name), tally.independent(name)
             if n is None:  # no share
-                centre, variance = centre + p, variance + tally.variance(name) / tally.tasks
+                centre, variance = centre + p, variance + tally.variance(name) / tally.single
                 least, most = -math.inf, math.inf
             else:
                 p, n = (p * n + 2 / k) / (n + 4 / k), n + 4 / k
@@ -272,6 +290,8 @@ def details(result: EvalResult) -> Table:
     notes = []
     if overall.n > overall.tasks:
         notes.append(f"{overall.n} episodes; the intervals take the task as the unit")
+    if overall.repeats:
+        notes.append("tasks that repeat one another count less in the intervals")
     if overall.broken:
         notes.append(f"{overall.broken} episodes broke and do not count")
     shown.caption = "; ".join(notes) or None

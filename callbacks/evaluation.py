@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import lightning.pytorch as pl
 
@@ -24,6 +24,8 @@ from rsipo_lightning.protocols import TaskSuite
 from rsipo_lightning.rng import keyed_seed
 from rsipo_lightning.run_folder import write_json
 from rsipo_lightning.types import Role, RolloutGroup, Task
+
+T = TypeVar("T")
 
 ENOUGH = 100  # episodes, from which on the share of those that broke is looked at
 KEY = 0  # "update" of every evaluation's sampling noise: what differs between two is the weights
@@ -78,24 +80,28 @@ def evaluate(
 ) -> EvalResult:
     """Play each task ``samples`` times and sum by task type. Collective: ranks share the tasks.
 
-    ``block`` tasks are played at a time, shown to ``on_groups`` and forgotten, so that memory does
-    not grow with their number. EnvironmentFault as soon as more than a share of the episodes broke:
-    what is left would flatter.
+    ``block`` tasks are played at a time (with those that repeat them), shown to ``on_groups`` and
+    forgotten, so that memory does not grow with their number. EnvironmentFault as soon as more than
+    a share of the episodes broke: what is left would flatter.
     """
     start = time.monotonic()
     rank, ranks = rank_of_ranks()
-    share = tasks[rank::ranks]
-    most = max(-(-len(tasks) // ranks), 1)  # tasks of a rank: all play as many blocks
+    clusters = _clusters(suite, tasks, lambda task: task)
+    share = clusters[rank::ranks]
+    most = max(-(-len(clusters) // ranks), 1)  # of a rank: all play as many blocks
     block = block or most
     mine: dict[str, Tally] = {}
     first = ""  # error
     for begin in range(0, most, block):
-        groups = play(share[begin : begin + block], Role.EVAL, samples, temperature, KEY)
+        now = [task for cluster in share[begin : begin + block] for task in cluster]
+        groups = play(now, Role.EVAL, samples, temperature, KEY)
         if on_groups is not None:
             on_groups(groups)
-        for group in groups:
-            mine[group.task.type] = mine.get(group.task.type, Tally()) + Tally.of(group)
-            first = first or next((t.error for t in group.trajectories if not t.scored), "")
+        for same in _clusters(suite, groups, lambda group: group.task):
+            kind = same[0].task.type
+            mine[kind] = mine.get(kind, Tally()) + Tally.of(*same)
+        broken = (t.error for group in groups for t in group.trajectories if not t.scored)
+        first = first or next(broken, "")
         sums = sum(mine.values(), Tally())
         played, least = sums.n + sums.broken, ENOUGH if begin + block < most else 0
         check_share(split, sums.broken, played, first, max_error_frac, least)
@@ -108,6 +114,15 @@ def evaluate(
         if name in seen
     }
     return EvalResult(suite.name, split, temperature, types, time.monotonic() - start)
+
+
+def _clusters(suite: TaskSuite, items: Sequence[T], task_of: Callable[[T], Task]) -> list[list[T]]:
+    """Items of tasks that repeat one another together, in the order of the first of each."""
+    found: dict[tuple[str, str], list[T]] = {}
+    for item in items:
+        task = task_of(item)
+        found.setdefault((task.type, suite.cluster(task)), []).append(item)
+    return list(found.values())
 
 
 class Evaluation(pl.Callback):

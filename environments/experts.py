@@ -44,6 +44,9 @@ class Expert:
         response = PLANS[self.plan](self)
         return f"<think>{self._thought(response)}</think>{response}" if self.think else response
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _thought(self, response: str) -> str:
         return _THOUGHTS["<answer>" in response]
 

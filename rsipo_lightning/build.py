@@ -9,13 +9,13 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -58,6 +58,8 @@ from rsipo_lightning.skills import analysis_template
 from rsipo_lightning.tiny import MORE, build_tokenizer, new_model
 from rsipo_lightning.types import Task
 
+T = TypeVar("T")
+
 TRIED = 8  # tasks, of which one must begin before a run starts
 
 
@@ -91,6 +93,11 @@ class Actors:
         """Write the policy as a Hugging Face folder."""
         save_policy(self.policy.model, self.codec.tokenizer, folder)
 
+    def close(self) -> None:
+        """Free the engine and what the environment holds. May be called twice."""
+        self.player.engine.close()
+        self.suite.close()
+
 
 @dataclass(frozen=True, slots=True)
 class Parts(Actors):
@@ -116,11 +123,14 @@ def parts(config: RunConfig, splits: Sequence[str], training: bool) -> Parts:
     algorithm_class = registry.load_class("algorithms", name, Algorithm)
     algorithm_class.check(config.algo, config.rollout)
     a = actors(config, splits)
-    bank = None
-    alone = not training and algorithm_class.phases[0] == PLAIN
-    if algorithm_class.uses_bank(config.algo) and not alone:
-        bank = SkillBank.of(config.algo, a.suite.name, a.suite.types, a.suite.config.prompt)
-    algorithm = algorithm_class(config.algo, config.seed, a.codec, bank)
+    with ExitStack() as on_error:
+        on_error.callback(a.close)
+        bank = None
+        alone = not training and algorithm_class.phases[0] == PLAIN
+        if algorithm_class.uses_bank(config.algo) and not alone:
+            bank = SkillBank.of(config.algo, a.suite.name, a.suite.types, a.suite.config.prompt)
+        algorithm = algorithm_class(config.algo, config.seed, a.codec, bank)
+        on_error.pop_all()
     return Parts(a.suite, a.codec, a.policy, a.player, algorithm)
 
 
@@ -133,16 +143,22 @@ def actors(config: RunConfig | SftConfig, splits: Sequence[str]) -> Actors:
     codec = Codec(build_tokenizer(MORE.get(path, ())) if new else load_tokenizer(path))
     name = component("env", config.groups["env"])
     suite: TaskSuite = registry.load_class("environments", name, TaskSuite)(config.env, config.seed)
-    for split in splits:
-        if not len(suite.tasks(split)):
-            raise DataError(f"{suite.name}: split '{split}' has no tasks")
-    if config.trainer.threads:
-        torch.set_num_threads(config.trainer.threads)
-    model = new_model(codec.tokenizer, config.seed) if new else load_model(path, config.model.dtype)
-    check_fit(model, codec.tokenizer, path, config.rollout.context)
-    policy = Policy(model)
-    engine_class = registry.load("engines", component("engine", config.groups["engine"]))
-    return Actors(suite, codec, policy, Player(suite, engine_class(policy, codec.tokenizer), codec))
+    with ExitStack() as on_error:
+        on_error.callback(suite.close)
+        for split in splits:
+            if not len(suite.tasks(split)):
+                raise DataError(f"{suite.name}: split '{split}' has no tasks")
+        if config.trainer.threads:
+            torch.set_num_threads(config.trainer.threads)
+        model = (
+            new_model(codec.tokenizer, config.seed) if new else load_model(path, config.model.dtype)
+        )
+        check_fit(model, codec.tokenizer, path, config.rollout.context)
+        policy = Policy(model)
+        engine_class = registry.load("engines", component("engine", config.groups["engine"]))
+        player = Player(suite, engine_class(policy, codec.tokenizer), codec)
+        on_error.pop_all()
+    return Actors(suite, codec, policy, player)
 
 
 def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = None) -> None:
@@ -166,7 +182,7 @@ def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = Non
             raise ConfigError(
                 f"rollout.tasks={r.tasks}: there are only {have} training tasks{where}"
             )
-    opening = _opening(made.suite, islice(shares[0].tasks, TRIED))
+    opening = first_whole(shares[0].tasks, partial(_opening, made.suite))
     skill = max((bank.text(kind) for kind in made.suite.types), key=len) if bank else ""
     need = len(made.codec.start(opening, skill)[0]) + r.max_new_tokens
     if need > r.context:
@@ -177,20 +193,25 @@ def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = Non
         )
 
 
-def _opening(suite: TaskSuite, tasks: Iterable[Task]) -> str:
-    """The first message of the first task that does not break. All do: the error of the first."""
+def first_whole(tasks: Iterable[Task], begin: Callable[[Task], T]) -> T:
+    """What ``begin`` gives for the first task that does not break. If all do, of TRIED: the error
+    of the first.
+    """
     errors: list[Exception] = []
-    for task in tasks:
-        episode = suite.make()
+    for task in islice(tasks, TRIED):
         try:
-            return episode.reset(task)
-        except EnvironmentFault:
+            return begin(task)
+        except (EnvironmentFault, ConfigError):
             raise
         except Exception as error:  # a broken episode is data, unless no other one is there
             errors.append(error)
-        finally:
-            episode.close()
     raise errors[0]
+
+
+def _opening(suite: TaskSuite, task: Task) -> str:
+    """The first message."""
+    with closing(suite.make()) as episode:
+        return episode.reset(task)
 
 
 def say(console: Console, line: str) -> None:
@@ -212,48 +233,47 @@ def fit(
     Nothing is written before everything is built. Raises what ``parts`` raises, then EngineError,
     EnvironmentFault, CheckpointError and KeyboardInterrupt with a note on how to go on.
     """
-    began = time.perf_counter(), time.process_time()
+    began = clock()
     quiet()
     checkpoint = latest(Path(resume)) if resume else None
-    made = parts(config, ("train", "val", "test"), training=True)
-    check_training(config, made, made.algorithm.bank)
-    server = made.algorithm.analyzer
-    analyzer = Endpoint(server, "algo.endpoint") if server else None
-    if analyzer:
-        analyzer.probe()
-    first = updates_of(checkpoint) + 1 if checkpoint else 1
-    loggers = None
-    if resume:
-        folder = RunFolder.open(resume)
-        if first > config.trainer.updates + 1:
-            raise ConfigError(
-                f"trainer.updates={config.trainer.updates}: {resume} has made {first - 1} already"
+    with closing(parts(config, ("train", "val", "test"), training=True)) as made:
+        check_training(config, made, made.algorithm.bank)
+        server = made.algorithm.analyzer
+        analyzer = Endpoint(server, "algo.endpoint") if server else None
+        if analyzer:
+            analyzer.probe()
+        first = updates_of(checkpoint) + 1 if checkpoint else 1
+        loggers = None
+        if resume:
+            folder = RunFolder.open(resume)
+            if first > config.trainer.updates + 1:
+                asked = f"trainer.updates={config.trainer.updates}"
+                raise ConfigError(f"{asked}: {resume} has made {first - 1} already")
+            loggers = make_loggers(config, folder, first)  # what cannot start changes nothing
+            folder.resumed(config, command)
+        else:
+            folder = RunFolder.create(config, command, *made.described())
+        with folder.resumable():
+            console = Console()
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                line = f"run folder: {folder.path}"
+                say(console, line)
+            loggers = loggers or make_loggers(config, folder, first)
+            result, module, trainer = _train(
+                config, made, folder, checkpoint, loggers, console, analyzer
             )
-        loggers = make_loggers(config, folder, first)  # what cannot start changes nothing
-        folder.resumed(config, command)
-    else:
-        folder = RunFolder.create(config, command, *made.described())
-    with folder.resumable():
-        console = Console()
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            line = f"run folder: {folder.path}"
-            say(console, line)
-        loggers = loggers or make_loggers(config, folder, first)
-        result, module, trainer = _train(
-            config, made, folder, checkpoint, loggers, console, analyzer
-        )
-        if trainer.is_global_zero:
-            made.save(folder.path / "policy")
-            wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-            folder.finish(_summary(result, module.version), wall, cpu)
-            for name in ("", *(f"_{phase}" for phase in made.algorithm.phases[1:])):
-                before, after = (result.looks.get(when + name) for when in ("before", "after"))
-                if before or after:
-                    console.print(*(["phase", name[1:]] if name else []), table(before, after))
-            line = f"{module.version} updates in {wall:.0f} s ({cpu:.0f} CPU s): {folder.path}"
-            say(console, line)
-        if result.interrupted:
-            raise KeyboardInterrupt
+            if trainer.is_global_zero:
+                made.save(folder.path / "policy")
+                wall, cpu = since(began)
+                folder.finish(_summary(result, module.version), wall, cpu)
+                for name in ("", *(f"_{phase}" for phase in made.algorithm.phases[1:])):
+                    before, after = (result.looks.get(when + name) for when in ("before", "after"))
+                    if before or after:
+                        console.print(*(["phase", name[1:]] if name else []), table(before, after))
+                line = f"{module.version} updates in {wall:.0f} s ({cpu:.0f} CPU s): {folder.path}"
+                say(console, line)
+            if result.interrupted:
+                raise KeyboardInterrupt
     return result
 
 
@@ -315,8 +335,7 @@ def _train(
     except SIGTERMException as error:  # a SystemExit of code 0, as if all had been done
         raise RsipoError("stopped by SIGTERM") from error
     finally:
-        made.player.engine.close()
-        made.suite.close()
+        made.close()
     result = FitResult(folder.path, evaluation.looks, interrupt.presses > 0)
     return result, module, trainer
 
@@ -338,6 +357,19 @@ def _summary(result: FitResult, updates: int) -> dict[str, Any]:
         "interrupted": result.interrupted,
         **{name: look.to_json() for name, look in result.looks.items()},
     }
+
+
+def clock() -> tuple[float, float]:
+    """Seconds so far: wall, and CPU of this process and of its children that have ended."""
+    own, ended = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    cpu = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    return time.perf_counter(), cpu
+
+
+def since(began: tuple[float, float]) -> tuple[float, float]:
+    """Seconds since :func:`clock` was read. What workers took is in it once they are closed."""
+    wall, cpu = clock()
+    return wall - began[0], cpu - began[1]
 
 
 def peak_rss_mib() -> int:
@@ -374,7 +406,7 @@ def evaluate(
     Raises what ``parts`` raises, then EngineError, EnvironmentFault, CheckpointError and
     KeyboardInterrupt with a note on what was kept.
     """
-    began = time.perf_counter(), time.process_time()
+    began = clock()
     quiet()
     path = Path(path)
     if (path / CONFIG).is_file() and not (path / "policy").is_dir():
@@ -386,60 +418,61 @@ def evaluate(
         raise ConfigError("eval.episodes=0: how many tasks? Give --episodes N or --per-type N")
     folder = path / "policy" if (path / "policy").is_dir() else path
     config = replace(config, model=replace(config.model, path=str(folder)))
-    made = parts(config, (split,), training=False)
-    if per_type is not None:
-        tasks = choose_per_type(made.suite, split, per_type)
-    else:
-        tasks = choose(made.suite, split, limit)
-    if published:
-        published.check({task.type for task in tasks})
-    made.policy.to(accelerator(config))
-    module = PolicyModule(made.policy, made.algorithm, config, made.player)
-    record = origin(config, command, *made.described())
-    console = Console()
-    if out:
-        out.start()
-    with _begun(made, out):
-        with counting("episodes", len(tasks) * samples, console) as count:
-            result = look_at(
-                made.suite,
-                tasks,
-                partial(module.play, progress=count),
-                split=split,
-                temperature=config.eval.temperature,
-                samples=samples,
-                block=max(1, config.rollout.live // samples),
-                on_groups=out.add if out else None,
-                max_error_frac=config.rollout.max_error_frac,
-            )
-        console.print(details(result))
+    with closing(parts(config, (split,), training=False)) as made:
+        if per_type is not None:
+            tasks = choose_per_type(made.suite, split, per_type)
+        else:
+            tasks = choose(made.suite, split, limit)
         if published:
-            wide = console if console.is_terminal else Console(width=160)
-            for part in published.tables(result, wide.width):
-                wide.print(part)
-        wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-        line = f"{result.overall.n} episodes in {wall:.0f} s ({cpu:.0f} CPU s)"
+            published.check({task.type for task in tasks})
+        made.policy.to(accelerator(config))
+        module = PolicyModule(made.policy, made.algorithm, config, made.player)
+        record = origin(config, command, *made.described())
+        console = Console()
         if out:
-            out.finish(
-                {
-                    **record,
-                    "model": str(folder.resolve()),
-                    "samples": samples,
-                    "wall_s": round(wall, 2),
-                    "cpu_s": round(cpu, 2),
-                    **result.to_json(),
-                    **({"published": published.to_json(result)} if published else {}),
-                    "config": plain(config),
-                }
-            )
-            line += f": {out.result}, {out.episodes}"
+            out.start()
+        with _begun(out):
+            with counting("episodes", len(tasks) * samples, console) as count:
+                result = look_at(
+                    made.suite,
+                    tasks,
+                    partial(module.play, progress=count),
+                    split=split,
+                    temperature=config.eval.temperature,
+                    samples=samples,
+                    block=max(1, config.rollout.live // samples),
+                    on_groups=out.add if out else None,
+                    max_error_frac=config.rollout.max_error_frac,
+                )
+            console.print(details(result))
+            if published:
+                wide = console if console.is_terminal else Console(width=160)
+                for part in published.tables(result, wide.width):
+                    wide.print(part)
+            made.close()
+            wall, cpu = since(began)
+            line = f"{result.overall.n} episodes in {wall:.0f} s ({cpu:.0f} CPU s)"
+            if out:
+                out.finish(
+                    {
+                        **record,
+                        "model": str(folder.resolve()),
+                        "samples": samples,
+                        "wall_s": round(wall, 2),
+                        "cpu_s": round(cpu, 2),
+                        **result.to_json(),
+                        **({"published": published.to_json(result)} if published else {}),
+                        "config": plain(config),
+                    }
+                )
+                line += f": {out.result}, {out.episodes}"
     say(console, line)
     return result
 
 
 @contextmanager
-def _begun(made: Actors, out: EvalReport | None) -> Iterator[None]:
-    """Errors that end an evaluation get a note on what was kept; frees what it holds.
+def _begun(out: EvalReport | None) -> Iterator[None]:
+    """Errors that end an evaluation get a note on what was kept.
 
     The command line tells by this note that work had started (exit code 75, not 2).
     """
@@ -449,6 +482,3 @@ def _begun(made: Actors, out: EvalReport | None) -> Iterator[None]:
     except (RsipoError, KeyboardInterrupt) as error:
         error.add_note(out.kept() if out else "nothing is kept; --out FILE.json keeps the episodes")
         raise
-    finally:
-        made.player.engine.close()
-        made.suite.close()

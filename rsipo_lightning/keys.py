@@ -37,7 +37,7 @@ SKILL_CHARS: Final = "skill/chars_mean"
 
 TRUST: Final = "trust/omega_mean"
 LR: Final = "optim/lr"
-CPU: Final = "time/cpu_s"  # of rollouts, replays and the update; evaluations are left out
+CPU: Final = "time/cpu_s"  # of this process in rollouts, replays and the update, not evaluations
 VERSION: Final = "progress/policy_version"
 IMITATE: Final = "loss/imitate"  # of stage 1
 VAL_LOSS: Final = "val/loss"  # of stage 1: the skills of held-out tasks

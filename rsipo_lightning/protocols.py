@@ -27,7 +27,7 @@ class StepResult:
     """What an environment answers to one response of the policy."""
 
     action: str  # the action it understood, "" if none
-    observation: str  # what the environment says ("" once the episode has ended)
+    observation: str  # what the environment says; may be "" once the episode has ended
     reward: float = 0.0
     success: bool = False
     valid: bool = True  # the response had the form that the template asks for
@@ -63,6 +63,9 @@ class Expert(Protocol):
 
     def act(self, observation: str) -> str:
         """The next response; ``observation`` is the newest user message."""
+
+    def close(self) -> None:
+        """Free what it holds, however far the episode has come. May be called twice."""
 
 
 @dataclass
@@ -123,6 +126,12 @@ class TaskSuite(ABC):
         evaluation.
         """
         return "test"
+
+    def cluster(self, task: Task) -> str:
+        """What tasks that repeat one another share: the intervals of evaluations take them together
+        (two draws of a game tell less than two games).
+        """
+        return task.id
 
     def mixture(self) -> Sequence[Share]:
         """What an update draws its tasks from; ids are unique over all shares."""

@@ -206,12 +206,17 @@ class ExpertPlayer(Player):
     def __init__(self, suite: TaskSuite, codec: Codec, hire: Callable[[Job], Expert]) -> None:
         self.suite, self.codec, self._hire = suite, codec, hire
         self._experts: dict[int, Expert] = {}
+        self._said: dict[int, str] = {}  # this turn
 
     def _play(
         self, jobs: Sequence[Job], sampling: Sampling, progress: Callable[[int], None]
     ) -> list[Trajectory]:
         self._experts = {}
-        return super()._play(jobs, sampling, progress)
+        try:
+            return super()._play(jobs, sampling, progress)
+        finally:
+            for expert in self._experts.values():
+                expert.close()
 
     def _reset(self, episode: _Episode, sampling: Sampling) -> None:
         super()._reset(episode, sampling)
@@ -224,8 +229,20 @@ class ExpertPlayer(Player):
         except Exception as error:  # one that plays along meets what breaks episodes too
             episode.fail(error)
 
+    def _turn(self, live: list[_Episode], sampling: Sampling) -> None:
+        for episode in live:
+            try:
+                expert = self._experts[id(episode.job)]
+                self._said[id(episode.job)] = expert.act(episode.message)
+            except EnvironmentFault:
+                raise
+            except Exception as error:
+                episode.fail(error)
+        if going := [episode for episode in live if episode.stop is None]:
+            super()._turn(going, sampling)
+
     def _act(self, live: list[_Episode], sampling: Sampling) -> list[Completion]:
-        said = [self._experts[id(episode.job)].act(episode.message) for episode in live]
+        said = [self._said[id(episode.job)] for episode in live]
         end = () if self.suite.stop else self.codec.end_ids
         rows = [(*self.codec.encode(text), *end) for text in said]
         return [

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from rsipo_lightning.environments.alfworld.game import TYPES, PlayedGame
-from rsipo_lightning.environments.alfworld.house import OBJECTS, OPENABLE
+from rsipo_lightning.environments.alfworld.house import OBJECTS, OPENABLE, TREATMENTS
 from rsipo_lightning.environments.experts import KINDS, ScriptedSkill, numbered, scripted
 from rsipo_lightning.errors import DataError
 from rsipo_lightning.types import Trajectory
@@ -37,10 +37,8 @@ _TASKS = {  # how the task of each type is put
     "look_at_obj_in_light": r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)",
     "pick_and_place_simple": r"put (?:a|some) (\w+) (?:in|on) (\w+)",
 }
-_TREATMENTS = {  # verb, where it is done, the verb that undoes it
-    "pick_clean_then_place_in_recep": ("clean", "sinkbasin", ""),
-    "pick_heat_then_place_in_recep": ("heat", "microwave", "cool"),
-    "pick_cool_then_place_in_recep": ("cool", "fridge", "heat"),
+_APPLIANCES = {  # verb, and where it is done
+    kind: (one.verb, one.where.lower()) for kind, one in TREATMENTS.items()
 }
 _PLACES = {
     name.lower(): {place.lower(): share for place, share in kind.places.items()}
@@ -138,10 +136,10 @@ class Housekeeper:
             self._held = ""
             self._seen.setdefault(match[2], []).append(match[1])
         if match := _TREATED.search(text):
-            verb, _, undo = _TREATMENTS.get(self._goal.type, ("", "", ""))
-            if match[1] == verb:
+            treatment = TREATMENTS.get(self._goal.type)
+            if treatment and match[1] == treatment.verb:
                 self._ready.add(match[2])
-            elif match[1] == undo:
+            elif treatment and match[1] == treatment.undo:
                 self._ready.discard(match[2])
         if match := _SEEN.search(text):
             self._seen[match[1] or match[2]] = _NAME.findall(match[3])
@@ -183,8 +181,8 @@ class Housekeeper:
             return self._fetch()
         if _type(held) != self._goal.object:
             return self._first(f"move {held} to ") or self._search()
-        if kind in _TREATMENTS and held not in self._ready:
-            verb, where, _ = _TREATMENTS[kind]
+        if kind in _APPLIANCES and held not in self._ready:
+            verb, where = _APPLIANCES[kind]
             place = next(place for place in self._order if _type(place) == where)
             return self._first(f"{verb} {held} with ") or self._visit(place)
         if kind == "look_at_obj_in_light":
@@ -225,7 +223,7 @@ class Housekeeper:
 
     def _unprepared(self) -> str:
         """Leave out what the type is about: the treatment, the lamp or the second object."""
-        if self._goal.type in _TREATMENTS:
+        if self._goal.type in _APPLIANCES:
             self._ready.add(self._held)
             return self._workflow()
         light = self._goal.type == "look_at_obj_in_light"
@@ -274,16 +272,19 @@ class Player:
     """
 
     def __init__(self, game: PlayedGame, keeper: Housekeeper, think: bool) -> None:
-        """``game`` is at its start, and closed when it is won; ``think``: say a thought first."""
+        """``game`` is at its start; ``think``: say a thought first."""
         self._game, self._keeper, self._think = game, keeper, think
 
     def act(self, observation: str) -> str:
         """The next response: ``<action>go to fridge 1</action>``."""
         command = self._keeper.decide(self._game.view.text, self._game.view.admissible)
-        if self._game.step(command).won:
-            self._game.close()
+        self._game.step(command)
         thought = f"<think>{self._keeper.thought()}</think>" if self._think else ""
         return f"{thought}<action>{command}</action>"
+
+    def close(self) -> None:
+        """Close its game."""
+        self._game.close()
 
 
 # ---- skills
@@ -306,7 +307,7 @@ _WORKFLOW: dict[str, tuple[tuple[str, ...], ...]] = {  # the wordings of each st
             (f"Go to the {where} and {verb} it.", f"{verb.capitalize()} it with the {where}."),
             _PUT,
         )
-        for kind, (verb, where, _) in _TREATMENTS.items()
+        for kind, (verb, where) in _APPLIANCES.items()
     },
     "pick_two_obj_and_place": (
         _FIND,
@@ -343,7 +344,7 @@ _UNPREPARED = {  # what the plan of that name leaves out
             f"Do not {verb} it. Put the object in the target at once.",
             f"Go to the target without the {where}.",
         )
-        for kind, (verb, where, _) in _TREATMENTS.items()
+        for kind, (verb, where) in _APPLIANCES.items()
     },
     "pick_two_obj_and_place": (
         "Stop after the first object. Do not look for the second one.",

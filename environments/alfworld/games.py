@@ -4,9 +4,10 @@ A packed file (JSONL, also .xz) has a header ``{pddl_domain, grammar}`` and then
 ``{split, task, trial, task_type, task_desc, pddl_problem, walkthrough}``. In the release a game is
 a JSON file ``json_2.1.1/<split>/<task>/<trial>/game.tw-pddl`` with its own domain and grammar.
 
-All games are looked at once; what was found is cached (index_cache.py) under the hash of the file,
-or under names, sizes and times of the games in the folder. Texts are read when a game is asked
-for, those of a packed file from a copy in the cache, in which each game can be found.
+All games are looked at once, their problems included; what was found is cached (index_cache.py)
+under the hash of the file, or under names, sizes and times of the games in the folder. Texts are
+read when a game is asked for, those of a packed file from a copy in the cache, in which each game
+can be found.
 """
 
 from __future__ import annotations
@@ -15,24 +16,30 @@ import json
 import lzma
 import os
 import re
+import sys
+import time
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rsipo_lightning.environments.alfworld.game import TYPES, Game
 from rsipo_lightning.environments.alfworld.generate import WORDINGS
+from rsipo_lightning.environments.alfworld.problem import check_problem
 from rsipo_lightning.environments.index_cache import cached, cached_index
 from rsipo_lightning.errors import DataError
 from rsipo_lightning.files import parse_object
 
+T = TypeVar("T")
+
 _LAYOUT, _GAME = "json_2.1.1", "game.tw-pddl"
-_KIND, _FORMAT = "alfworld", "2"  # of the index
+_KIND, _FORMAT = "alfworld", "3"  # of the index
 _INDEX, _TEXTS = "index.json", "games.zlib"  # the files of its folder
 _UNSET = "UNKNOWN GOAL."  # stands in the grammar before a task is put in
 _NAMED = re.compile(r"[^-]+(-[^-]+){4}")  # a folder that says the task
+_TELL_S = 5.0  # how often it is said how far the index is
 
 
 class Entry(NamedTuple):
@@ -49,6 +56,7 @@ class LeftOut(NamedTuple):
 
     what: str  # "where: why"
     broken: bool  # False if the package leaves it out as well
+    split: str = ""  # "" if that cannot be read either
 
 
 class Games(ABC):
@@ -136,25 +144,26 @@ class _FolderGames(Games):
             state.append(f"{file.relative_to(self._base)} {stat.st_size} {stat.st_mtime_ns}")
 
         def write(index: Path) -> None:
-            _write_index(index, [self._look(file) for file in files])
+            _write_index(index, [self._look(file) for file in _told(files, path)])
 
         super().__init__(path, cached(path, _KIND, "\n".join(state), write, _read_index))
 
     def _look(self, file: Path) -> Entry | LeftOut:
         place = file.relative_to(self._base)
         split, task, trial = place.parts[:3]
-        if "movable" in task or "Sliced" in task:
-            return LeftOut(f"{place}: a movable receptacle or a slice", broken=False)
+        if skipped := _skipped(task):
+            return LeftOut(f"{place}: {skipped}", False, split)
         try:
             row = self._row(file)
             kind = _type(file)
         except DataError as error:
-            return LeftOut(str(error), broken=True)
+            return LeftOut(str(error), True, split)
         if not row["solvable"]:
-            return LeftOut(f"{place}: not solvable", broken=False)
+            return LeftOut(f"{place}: not solvable", False, split)
         if _UNSET in row["grammar"] and not _NAMED.fullmatch(task):
-            return LeftOut(f"{place}: neither grammar nor folder states the task", broken=True)
-        return _entry(f"{task}/{trial}", split, kind, str(place), str(place))
+            return LeftOut(f"{place}: neither grammar nor folder states the task", True, split)
+        entry = Entry(f"{task}/{trial}", split, kind, str(place))
+        return _checked(entry, row["pddl_problem"], str(place))
 
     def _row(self, file: Path) -> dict[str, Any]:
         where = str(file.relative_to(self._base))
@@ -250,7 +259,7 @@ def _pack(path: Path, folder: Path, sha256: str) -> None:
     _check(header, ("pddl_domain", "grammar"), f"{path}:1 (the header)")
     found = []
     with (folder / _TEXTS).open("wb") as file:
-        for number, line in enumerate(lines, 2):
+        for number, line in enumerate(_told(lines, path), 2):
             if line.strip():
                 text = zlib.compress(line)
                 found.append(_look(line, f"line {number}", (file.tell(), len(text))))
@@ -260,15 +269,20 @@ def _pack(path: Path, folder: Path, sha256: str) -> None:
 
 
 def _look(line: bytes, where: str, place: tuple[int, int]) -> Entry | LeftOut:
-    keys = ("split", "task", "trial", "task_type", "task_desc", "pddl_problem")
+    keys, split = ("split", "task", "trial", "task_type", "task_desc", "pddl_problem"), ""
     try:
         row = parse_object(line, where)
+        if isinstance(row.get("split"), str):
+            split = row["split"]
         _check(row, keys, where)
     except DataError as error:
-        return LeftOut(str(error), broken=True)
+        return LeftOut(str(error), True, split)
+    if skipped := _skipped(row["task"]):
+        return LeftOut(f"{where}: {skipped}", False, split)
     if not row.get("solvable", True):
-        return LeftOut(f"{where}: not solvable", broken=False)
-    return _entry(f"{row['task']}/{row['trial']}", row["split"], row["task_type"], place, where)
+        return LeftOut(f"{where}: not solvable", False, split)
+    entry = Entry(f"{row['task']}/{row['trial']}", split, row["task_type"], place)
+    return _checked(entry, row["pddl_problem"], where)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -297,10 +311,31 @@ def _check(row: dict[str, Any], texts: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: field 'walkthrough' must be a list of commands")
 
 
-def _entry(id: str, split: str, kind: str, place: Any, where: str) -> Entry | LeftOut:
-    if kind not in TYPES:
-        return LeftOut(f"{where}: unknown task type '{kind}'", broken=True)
-    return Entry(id, split, kind, place)
+def _skipped(task: str) -> str:
+    """Why the package leaves out all games of a task folder, or ""."""
+    return "a movable receptacle or a slice" if "movable" in task or "Sliced" in task else ""
+
+
+def _checked(entry: Entry, problem: str, where: str) -> Entry | LeftOut:
+    """The entry, if its type and its problem can be played."""
+    if entry.type not in TYPES:
+        return LeftOut(f"{where}: unknown task type '{entry.type}'", True, entry.split)
+    try:
+        check_problem(problem)
+    except DataError as error:
+        return LeftOut(f"{where}: {error}", True, entry.split)
+    return entry
+
+
+def _told(games: Iterable[T], path: Path) -> Iterator[T]:
+    """The same; says now and then how many were looked at."""
+    since = time.monotonic()
+    for number, game in enumerate(games):
+        if time.monotonic() - since >= _TELL_S:
+            since = time.monotonic()
+            line = f"{path}: {number} games looked at so far (once, the index is kept)"
+            print(line, file=sys.stderr, flush=True)
+        yield game
 
 
 def _write_index(folder: Path, found: Sequence[Entry | LeftOut]) -> None:
@@ -309,7 +344,7 @@ def _write_index(folder: Path, found: Sequence[Entry | LeftOut]) -> None:
     unique: list[Entry | LeftOut] = []
     for one in found:
         if isinstance(one, Entry) and one.id in ids:
-            one = LeftOut(f"{one.id}: two games have this id", broken=True)
+            one = LeftOut(f"{one.id}: two games have this id", True, one.split)
         elif isinstance(one, Entry):
             ids.add(one.id)
         unique.append(one)

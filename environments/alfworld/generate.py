@@ -21,7 +21,8 @@ from importlib import resources
 from typing import overload
 
 from rsipo_lightning.environments.alfworld.game import TYPES, Game
-from rsipo_lightning.environments.alfworld.house import OBJECTS, OPENABLE, ROOMS
+from rsipo_lightning.environments.alfworld.house import OBJECTS, OPENABLE, ROOMS, TREATMENTS
+from rsipo_lightning.environments.alfworld.problem import names_of
 from rsipo_lightning.errors import DataError
 from rsipo_lightning.rng import keyed_random
 
@@ -35,11 +36,6 @@ _ROOMS = {  # rooms of a type, weighted as in the release
     "pick_heat_then_place_in_recep": {"kitchen": 100},
     "pick_cool_then_place_in_recep": {"kitchen": 100},
     "pick_two_obj_and_place": {"bedroom": 29, "bathroom": 29, "living room": 27, "kitchen": 15},
-}
-_TREATMENTS = {  # verb, what the object must be, predicate of the goal, where it is done
-    "pick_clean_then_place_in_recep": ("clean", "cleanable", "isClean", "SinkBasin"),
-    "pick_heat_then_place_in_recep": ("heat", "heatable", "isHot", "Microwave"),
-    "pick_cool_then_place_in_recep": ("cool", "coolable", "isCool", "Fridge"),
 }
 WORDINGS = {  # the release's two wordings of each
     "pick_and_place_simple": ("put a {0} in {1}.", "put some {0} on {1}."),
@@ -192,10 +188,9 @@ def _goals(kind: str, room: str, types: set[str]) -> list[tuple[str, str]]:
             continue
         if kind == "look_at_obj_in_light":
             goals.append((name, "DeskLamp"))
-        elif kind in _TREATMENTS:
-            _, able, _, where = _TREATMENTS[kind]
-            if able in OBJECTS[name].properties:
-                goals += [(name, place) for place in places if place != where]
+        elif treatment := TREATMENTS.get(kind):
+            if f"{treatment.verb}able" in OBJECTS[name].properties:
+                goals += [(name, place) for place in places if place != treatment.where]
         elif len(places) > 1:  # it must lie somewhere else at the start
             goals += [(name, place) for place in places]
     return goals
@@ -222,7 +217,7 @@ def _objects(
     for name, n in count.items():
         for _ in range(n):
             places = OBJECTS[name].places
-            banned = target if name == wanted and kind not in _TREATMENTS else ""
+            banned = target if name == wanted and kind not in TREATMENTS else ""
             free = [r for r in receptacles if r.type in places and r.type != banned]
             kinds = Counter(r.type for r in free)
             (place,) = rng.choices(free, [places[r.type] / kinds[r.type] for r in free])
@@ -243,10 +238,10 @@ def _goal(kind: str, wanted: str, target: str) -> str:
         return _LIGHT.format(wanted, target)
     if kind == "pick_two_obj_and_place":
         return _TWO.format(wanted, target)
-    if kind not in _TREATMENTS:
+    if kind not in TREATMENTS:
         return _PLACE.format(wanted, target, "")
-    _, able, done, _ = _TREATMENTS[kind]
-    return _PLACE.format(wanted, target, f"({able} ?o) ({done} ?o) ")
+    verb, done, _, _ = TREATMENTS[kind]
+    return _PLACE.format(wanted, target, f"({verb}able ?o) ({done} ?o) ")
 
 
 # ---- what is written
@@ -310,7 +305,7 @@ def _walkthrough(
     objects: Sequence[_Thing],
 ) -> Iterator[str]:
     """Commands that win, in the names that the engine gives to things."""
-    names = {**_names(receptacles), **_names(objects)}
+    names = names_of(thing.id for thing in (*receptacles, *objects))
     place = {r.id: r for r in receptacles}
     here, opened = "", set()
 
@@ -328,11 +323,10 @@ def _walkthrough(
     for o in found[: 2 if kind == "pick_two_obj_and_place" else 1]:
         yield from visit(place[o.within])
         yield f"take {names[o.id]} from {names[o.within]}"
-        if kind in _TREATMENTS:
-            verb, _, _, where = _TREATMENTS[kind]
-            appliance = next(r for r in receptacles if r.type == where)
+        if treatment := TREATMENTS.get(kind):
+            appliance = next(r for r in receptacles if r.type == treatment.where)
             yield from visit(appliance, reach_in=False)
-            yield f"{verb} {names[o.id]} with {names[appliance.id]}"
+            yield f"{treatment.verb} {names[o.id]} with {names[appliance.id]}"
         if goal:
             yield from visit(goal)
             yield f"move {names[o.id]} to {names[goal.id]}"
@@ -340,13 +334,3 @@ def _walkthrough(
             lamp = next(o for o in objects if o.type == target)
             yield from visit(place[lamp.within], reach_in=False)
             yield f"use {names[lamp.id]}"
-
-
-def _names(things: Sequence[_Thing]) -> dict[str, str]:
-    """``{id: "drawer 2"}``: the first id of a type has the highest number."""
-    numbers = Counter(thing.type for thing in things)
-    names = {}
-    for thing in sorted(things, key=lambda thing: thing.id):
-        names[thing.id] = f"{thing.type.lower()} {numbers[thing.type]}"
-        numbers[thing.type] -= 1
-    return names

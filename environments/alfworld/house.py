@@ -10,8 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import NamedTuple
 
 OPENABLE = ("Cabinet", "Drawer", "Fridge", "Microwave", "Safe")  # receptacles that may be closed
+
+
+class Treatment(NamedTuple):
+    """What must be done to an object before it is placed."""
+
+    verb: str  # objects that allow it have the property verb + "able"
+    done: str  # predicate that holds afterwards
+    where: str  # receptacle type
+    undo: str  # verb of the treatment that takes it away, "" if none does
+
+
+TREATMENTS = {  # of the task types that have one
+    "pick_clean_then_place_in_recep": Treatment("clean", "isClean", "SinkBasin", ""),
+    "pick_heat_then_place_in_recep": Treatment("heat", "isHot", "Microwave", "cool"),
+    "pick_cool_then_place_in_recep": Treatment("cool", "isCool", "Fridge", "heat"),
+}
 
 
 @dataclass(frozen=True, slots=True)

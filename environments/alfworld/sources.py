@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, overload
 
 from rsipo_lightning.environments.alfworld.game import Game
-from rsipo_lightning.environments.alfworld.games import default_path, open_games
+from rsipo_lightning.environments.alfworld.games import Entry, default_path, open_games
 from rsipo_lightning.environments.alfworld.generate import SIZES, GeneratedGames
 from rsipo_lightning.environments.index_cache import remembered_hash
 from rsipo_lightning.errors import DataError
@@ -19,7 +19,7 @@ from rsipo_lightning.types import Task
 
 ENV = "alfworld"
 OFFICIAL = ("train", "valid_train", "valid_seen", "valid_unseen")  # of the release
-BROKEN = 0.1  # of all games: more of them that cannot be read are no accident
+BROKEN = 0.1  # of the games of a split: more of them that cannot be read are no accident
 _KEPT = 256  # games in memory: what is played at once comes from few of them
 
 
@@ -86,27 +86,38 @@ class FileTasks:
     """Games of the release, or others in one of its forms; see games.py."""
 
     def __init__(self, path: Path) -> None:
-        """Look at all games. Those that cannot be read are left out with a warning; where they are
-        more than a tenth: DataError.
+        """Look at all games. Those that cannot be read are left out with a warning, here those that
+        do not even tell their split; where they are more than a tenth: DataError.
         """
         self._games = open_games(path)
         self._entries = {entry.id: entry for entry in self._games.entries}
         self._read = lru_cache(_KEPT)(lambda game: self._games.read(self._entries[game]))
-        if broken := [left.what for left in self._games.left_out if left.broken]:
-            every = len(broken) + len(self._entries)
-            what = (
-                f"{path}: {len(broken)} of {every} games cannot be played; the first: {broken[0]}"
-            )
-            if len(broken) > BROKEN * every:
-                raise DataError(what)
-            warnings.warn(f"{what}; they are left out", stacklevel=2)
+        self._tasks = lru_cache(None)(self._of_split)
+        self._check("", self._games.entries)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """See the protocol."""
+        """See the protocol. Broken games of the split are left out with a warning the first time;
+        where they are more than a tenth: DataError.
+        """
+        return self._tasks(split)
+
+    def _of_split(self, split: str) -> Sequence[Task]:
+        self._check(split, [entry for entry in self._games.entries if entry.split == split])
         return [
             Task(entry.id, ENV, entry.type, {"split": split, "game": entry.id})
             for entry in self._games.split(split)
         ]
+
+    def _check(self, split: str, whole: Sequence[Entry]) -> None:
+        """Warn of the broken games of a split beside its whole ones; too many: DataError."""
+        left = self._games.left_out
+        if broken := [one.what for one in left if one.broken and one.split == split]:
+            every = len(broken) + len(whole)
+            games = f"games of {split}" if split else "games"
+            what = f"{len(broken)} of {every} {games} cannot be played; the first: {broken[0]}"
+            if len(broken) > BROKEN * every:
+                raise DataError(f"{self._games.path}: {what}")
+            warnings.warn(f"{self._games.path}: {what}; they are left out", stacklevel=4)
 
     def game(self, task: Task) -> Game:
         """See the protocol."""

@@ -112,6 +112,10 @@ class AlfworldSuite(TaskSuite):
             tasks.append(replace(task, id=f"{task.id}#{n}") if n > 1 else task)
         return tasks
 
+    def cluster(self, task: Task) -> str:
+        """The game."""
+        return str(task.payload["game"])
+
     @classmethod
     def evaluation_split(cls, config: AlfworldConfig, given: Collection[str]) -> str:
         """Every game of the papers' split, however few tasks a run looks at."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import shlex
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,12 @@ from rsipo_lightning.build import (
     accelerator,
     actors,
     check_training,
+    clock,
+    first_whole,
     peak_rss_mib,
     quiet,
     say,
+    since,
 )
 from rsipo_lightning.callbacks.progress import counting
 from rsipo_lightning.callbacks.transcripts import trajectory_row
@@ -41,7 +43,7 @@ from rsipo_lightning.sft.episodes import STAGE1, held_out, play, rows, written
 from rsipo_lightning.sft.labels import Ask, Labeller, read_known
 from rsipo_lightning.sft.training import mean_nll, train
 from rsipo_lightning.skills import analysis_messages, analysis_template
-from rsipo_lightning.types import Stop, Trajectory
+from rsipo_lightning.types import Stop, Task, Trajectory
 
 LABELS = "labels.jsonl"
 EPISODES = "trajectories.jsonl"
@@ -54,7 +56,7 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
     PluginError then; later EngineError, EnvironmentFault, DivergedError, DataError and
     KeyboardInterrupt with a note on how to start again.
     """
-    began = time.perf_counter(), time.process_time()
+    began = clock()
     quiet()
     known = read_known(config.sft.labels_file) if config.sft.labels_file else None
     if config.sft.labels == "file" and not known:
@@ -62,30 +64,29 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
     endpoint = None
     if config.sft.labels == "endpoint":
         endpoint = Endpoint(config.sft.endpoint, "sft.endpoint")
-    made = actors(config, ("train",))
-    check_training(config.training(1), made)
-    lessons = _lessons(config, made) if config.sft.lessons else None
-    labeller = Labeller(made.suite, _ask(config, made), config.seed, known, endpoint)
-    if lessons is None:
-        _check_episodes(config, made, labeller)
-    folder = RunFolder.create(config, command, made.suite.describe())
-    console = Console()
-    shown = console if config.log.progress else None
-    with _noted(config, folder):
-        say(console, f"run folder: {folder.path}")
-        made.policy.to(accelerator(config.training(1)))
-        if lessons is not None:
-            result = _learn_lessons(config, made, lessons, folder.path, shown)
-        else:
-            result = _learn_skills(config, made, labeller, folder.path, shown)
-        made.player.engine.close()
-        made.suite.close()
-        wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-        folder.finish({**result, "peak_rss_mib": peak_rss_mib()}, wall, cpu)
-        if table := _table(result):
-            console.print(table)
-        cost = f"{wall:.0f} s ({cpu:.0f} CPU s)"
-        say(console, f"{result['updates']} updates in {cost}: {folder.path}")
+    with closing(actors(config, ("train",))) as made:
+        check_training(config.training(1), made)
+        lessons = _lessons(config, made) if config.sft.lessons else None
+        labeller = Labeller(made.suite, _ask(config, made), config.seed, known, endpoint)
+        if lessons is None:
+            _check_episodes(config, made, labeller)
+        folder = RunFolder.create(config, command, made.suite.describe())
+        console = Console()
+        shown = console if config.log.progress else None
+        with _noted(config, folder):
+            say(console, f"run folder: {folder.path}")
+            made.policy.to(accelerator(config.training(1)))
+            if lessons is not None:
+                result = _learn_lessons(config, made, lessons, folder.path, shown)
+            else:
+                result = _learn_skills(config, made, labeller, folder.path, shown)
+            made.close()
+            wall, cpu = since(began)
+            folder.finish({**result, "peak_rss_mib": peak_rss_mib()}, wall, cpu)
+            if table := _table(result):
+                console.print(table)
+            cost = f"{wall:.0f} s ({cpu:.0f} CPU s)"
+            say(console, f"{result['updates']} updates in {cost}: {folder.path}")
     return folder.path
 
 
@@ -99,11 +100,15 @@ def _check_episodes(config: SftConfig, made: Actors, labeller: Labeller) -> None
         raise ConfigError(
             f"rollout.tasks={tasks}: with sft.val_frac={s.val_frac} none is left to train on"
         )
-    first = made.suite.tasks("train")[0]
-    if s.actor == "expert":
-        made.suite.expert(first, random.Random(0))
-    if s.labels == "scripted":
-        made.suite.hindsight(Trajectory(first, 0, (), False, 0.0, Stop.DONE, 1), random.Random(0))
+
+    def begin(task: Task) -> None:
+        if s.actor == "expert":
+            made.suite.expert(task, random.Random(0)).close()
+        if s.labels == "scripted":
+            empty = Trajectory(task, 0, (), False, 0.0, Stop.DONE, 1)
+            made.suite.hindsight(empty, random.Random(0))
+
+    first_whole(made.suite.tasks("train"), begin)
     if labeller.endpoint:
         labeller.endpoint.probe()
 

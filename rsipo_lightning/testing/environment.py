@@ -166,6 +166,8 @@ class _Check(Contract):
         except ConfigError:
             return
         yield self.play(suite, task, expert.act, expert=True)
+        for _ in range(2):
+            self.call("close of the expert", lambda: expert.close())
 
     def play(
         self, suite: TaskSuite, task: Task, act: Callable[[str], str], expert: bool = False
@@ -336,6 +338,9 @@ class _Script(Expert):
 
     def act(self, observation: str) -> str:
         return self.left.pop(0)
+
+    def close(self) -> None:
+        self.left.clear()
 
 
 def _text(x: Any, empty: bool = False) -> bool:

@@ -58,6 +58,9 @@ class Opens:
     def act(self, observation: str) -> str:
         return self.says
 
+    def close(self) -> None:
+        pass
+
 
 class Doors(TaskSuite):
     Config = EnvironmentConfig
@@ -194,6 +197,10 @@ BROKEN: list[tuple[Any, str]] = [
     ),
     # experts, skills, the end
     (suite(actor=type("X", (Opens,), {"says": "open"})), "'open', which ends with no string of"),
+    (
+        suite(actor=type("X", (Opens,), {"close": once(Opens.close)})),
+        "close of the expert raised RuntimeError: closed",
+    ),
     (
         episode(step=lambda self, r: Door.step(self, r if not r.endswith("!\n") else "")),
         "a line break behind a stop string changes the result",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rsipo_lightning.cli import eval_main, fit_main
+from rsipo_lightning.cli import eval_main, fit_main, sft_main
 from rsipo_lightning.environments.alfworld.games import write_game
 from rsipo_lightning.environments.alfworld.generate import GeneratedGames
+from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
 
 TINY = Path(__file__).parents[2] / "rsipo_lightning" / "models" / "tiny"
 PER_SPLIT = 12  # two of each type
@@ -26,6 +30,12 @@ def games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for game in GeneratedGames(0).split(split)[:PER_SPLIT]:
             write_game(game, tmp_path / "games")
     return tmp_path / "games"
+
+
+def spoil(files: list[Path]) -> None:
+    """Such games are found to be broken when they are opened, not before."""
+    for file in files:
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"grammar": "of its own"}))
 
 
 def evaluate(out: Path, *argv: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -74,7 +84,10 @@ def test_draws_as_the_published_tables_have_them(
         write_game(game, games)
     record, rows = evaluate(tmp_path / "a.json", *once, "--split", "legacy128")
     assert len(rows) == len({row["task"] for row in rows}) == 128
-    assert len({row["task"].partition("#")[0] for row in rows}) < 100
+    times = Counter(row["task"].partition("#")[0] for row in rows)
+    assert len(times) < 100
+    assert record["overall"]["tasks"] == 128
+    assert record["overall"]["repeats"] == sum(n * (n - 1) for n in times.values())
     averages = {row["set"]: row["published"] for row in record["published"]["rows"][-2:]}
     assert averages == {"sample average": {"GRPO": 75.0}, "macro average": {}}
     assert "91.2" in capsys.readouterr().out
@@ -85,8 +98,8 @@ def test_draws_as_the_published_tables_have_them(
 def test_a_game_that_cannot_be_played_is_counted(
     games: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = min((games / "json_2.1.1" / "valid_seen").glob("*/*/game.tw-pddl"))
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"pddl_problem": "(define"}))
+    """The first one, for instance."""
+    spoil([min((games / "json_2.1.1" / "valid_seen").glob("*/*/game.tw-pddl"))])
     argv = [f"env.data={games}", "env.max_steps=1"]
     record, rows = evaluate(tmp_path / "a.json", *argv)
     assert (record["overall"]["n"], record["overall"]["broken"]) == (PER_SPLIT - 1, 1)
@@ -104,21 +117,17 @@ def test_games_that_break_in_training(
     files = sorted((games / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))
     whole = [file.read_text() for file in files]
 
-    def spoil(n: int) -> None:
-        for file, text in zip(files[:n], whole, strict=False):
-            file.write_text(json.dumps(json.loads(text) | {"pddl_problem": "(define"}))
-
     argv = [
         *("--algo", "grpo", "--env", "alfworld", "--model", "tiny", f"env.data={games}"),
         *("env.max_steps=2", "eval.episodes=0", "eval.every=0", "trainer.updates=1"),
         *(f"rollout.tasks={PER_SPLIT}", "rollout.group=2", "log.progress=false"),
     ]
-    spoil(2)
+    spoil(files[:2])
     assert fit_main([*argv, f"run.dir={tmp_path / 'one'}"]) == 0
     (row,) = csv.DictReader((tmp_path / "one" / "metrics.csv").open())
     assert float(row["rollout/error_frac"]) == pytest.approx(2 / PER_SPLIT)
     capsys.readouterr()
-    spoil(3)
+    spoil(files[:3])
     assert fit_main([*argv, f"run.dir={tmp_path / 'two'}"]) == 75
     error = capsys.readouterr().err
     assert f"6 of {2 * PER_SPLIT} episodes broke" in error
@@ -126,11 +135,80 @@ def test_games_that_break_in_training(
     for file, text in zip(files, whole, strict=True):
         file.write_text(text)
     assert fit_main(["--resume", str(tmp_path / "two")]) == 0
-    spoil(PER_SPLIT)
+    spoil(files)
     capsys.readouterr()
     assert fit_main([*argv, f"run.dir={tmp_path / 'none'}"]) == 2
-    assert "its PDDL problem ends early" in capsys.readouterr().err
+    assert "it has a text grammar of its own" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+FIT = ["--algo", "grpo", "--model", "tiny", "eval.every=0", "eval.episodes=0"]
+SFT = ["sft.epochs=1", "rollout.tasks=4", "rollout.group=1", "env.max_steps=2"]
+
+
+def test_stage_1_goes_on_where_the_first_game_is_broken(games: Path, tmp_path: Path) -> None:
+    spoil(sorted((games / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))[:1])
+    argv = ["--env", "alfworld", f"env.data={games}", f"run.dir={tmp_path / 'run'}", *SFT]
+    assert sft_main([*argv, "rollout.max_error_frac=0.5"]) == 0
+
+
+@pytest.mark.parametrize("command", ["fit", "sft", "eval"])
+def test_cpu_seconds_of_workers_count(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that end when the environment is closed, too."""
+    close = AlfworldSuite.close
+    work = "import time\nwhile time.process_time() < 0.5: pass"
+
+    def ends(suite: AlfworldSuite) -> None:
+        close(suite)
+        subprocess.run([sys.executable, "-c", work], check=True)
+
+    monkeypatch.setattr(AlfworldSuite, "close", ends)
+    argv = ["--env", "alfworld", "log.progress=false", "env.max_steps=1"]
+    run = [*argv, f"run.dir={tmp_path / 'run'}"]
+    began = time.process_time()
+    if command == "fit":
+        small = ["trainer.updates=1", "rollout.tasks=1", "rollout.group=2"]
+        assert fit_main([*FIT, *run, *small]) == 0
+    elif command == "sft":
+        assert sft_main([*SFT, *run]) == 0
+    else:
+        evaluate(tmp_path / "run.json", "--episodes", "1")
+    here = time.process_time() - began
+    file = tmp_path / "run.json" if command == "eval" else tmp_path / "run" / "run.json"
+    assert json.loads(file.read_text())["cpu_s"] > here + 0.3
+
+
+@pytest.mark.parametrize(
+    ("main", "argv", "says"),
+    [
+        (fit_main, [*FIT, "rollout.tasks=4000"], "there are only 3600 training tasks"),
+        (fit_main, [*FIT, "rollout.context=999999999"], "rollout.context=999999999"),
+        (fit_main, [*FIT[2:], "--algo", "skill_prompt", "algo.bank=no.json"], "no.json"),
+        (sft_main, [*SFT, "rollout.tasks=1"], "with sft.val_frac=0.1 none is left"),
+        (eval_main, [str(TINY), "--split", "legacy128"], "legacy128 is of the 140 games"),
+    ],
+)
+def test_what_cannot_start_closes_the_games(
+    main: Any,
+    argv: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Worker processes would live on."""
+    live: list[AlfworldSuite] = []
+    made = AlfworldSuite.__init__
+    monkeypatch.setattr(
+        AlfworldSuite, "__init__", lambda suite, *args: live.append(suite) or made(suite, *args)
+    )
+    monkeypatch.setattr(AlfworldSuite, "close", lambda suite: live.remove(suite))
+    monkeypatch.chdir(tmp_path)
+    assert main([*argv, "--env", "alfworld"]) == 2
+    assert says in capsys.readouterr().err
+    assert not live
 
 
 @pytest.mark.parametrize("split", ["", "train", "valid_train", "valid_seen"])

@@ -11,7 +11,7 @@ import pytest
 
 from rsipo_lightning import models
 from rsipo_lightning.bank import BankConfig, SkillBank
-from rsipo_lightning.environments.alfworld.builtin import BuiltinEngine
+from rsipo_lightning.environments.alfworld.builtin import BuiltinEngine, BuiltinGame
 from rsipo_lightning.environments.alfworld.expert import (
     PLANS,
     Goal,
@@ -170,6 +170,17 @@ def test_a_player_needs_no_prompt(games, think):
             if live.step(match[1]).won:
                 break
         assert live.view.won
+
+
+def test_a_player_closes_its_game_won_or_not(games, monkeypatch):
+    closed = []
+    monkeypatch.setattr(BuiltinGame, "close", lambda self: closed.append(self))
+    live = ENGINE.open(games[0])
+    player = Player(live, Housekeeper(random.Random(0)), think=False)
+    player.act("")
+    assert not live.view.won
+    player.close()
+    assert closed == [live]
 
 
 # ---- skills

@@ -110,15 +110,30 @@ def test_what_is_wrong_with_a_line_is_told_and_the_others_stay(tmp_path, made):
             good | {"task_type": "pick_and_eat"}
         ),
         f"{made[0].id}: two games have this id": json.dumps(good),
-        "line 12: not solvable": json.dumps(good | {"trial": "x", "solvable": False}),
+        "line 11: its PDDL problem ends early": json.dumps(
+            good | {"trial": "x", "pddl_problem": good["pddl_problem"][:-9]}
+        ),
+    }
+    skipped = {
+        "line 13: not solvable": json.dumps(good | {"trial": "x", "solvable": False}),
+        "line 14: a movable receptacle or a slice": json.dumps(
+            good
+            | {
+                "task": "pick_and_place_with_movable_recep-Cup-Pan-Desk-1",
+                "task_type": "pick_and_place_with_movable_recep",
+            }
+        ),
+        "line 15: a movable receptacle or a slice": json.dumps(
+            good | {"task": "pick_and_place_simple-AppleSliced-None-Desk-1"}
+        ),
     }
     few = lines(made[:2])
-    games = open_games(packed(tmp_path, [*few, *list(wrong.values())[:7], "", wrong.popitem()[1]]))
+    games = open_games(packed(tmp_path, [*few, *wrong.values(), "", *skipped.values()]))
     assert [entry.id for entry in games.entries] == [game.id for game in made[:2]]
-    assert len(games.left_out) == 8
-    for left_out, what in zip(games.left_out, [*wrong, "line 12: not solvable"], strict=True):
+    for left_out, what in zip(games.left_out, [*wrong, *skipped], strict=True):
         assert left_out.what.startswith(what)
-        assert left_out.broken == (what != "line 12: not solvable")
+        assert left_out.broken == (what in wrong)
+        assert left_out.split == ("" if what[:6] in ("line 4", "line 5") else "train")
 
 
 def test_what_is_wrong_with_a_folder_is_told_and_the_others_stay(tmp_path, made):
@@ -135,6 +150,9 @@ def test_what_is_wrong_with_a_folder_is_told_and_the_others_stay(tmp_path, made)
 
     change("a", pddl_problem=None)
     change("b").write_text("{")
+    change("b2", pddl_problem="(define)").with_name("traj_data.json").write_text(
+        json.dumps({"task_type": TYPES[3]})
+    )
     change("c", solvable=None)
     change("d-Cup-None-Desk-1")
     change("e", solvable=False)
@@ -152,6 +170,7 @@ def test_what_is_wrong_with_a_folder_is_told_and_the_others_stay(tmp_path, made)
             "line 1 column 2 (char 1))",
             True,
         ),
+        ("b2/trial/game.tw-pddl: its PDDL problem cannot be read (KeyError: ':objects')", True),
         ("c/trial/game.tw-pddl: field 'solvable' is missing", True),
         ("d-Cup-None-Desk-1/trial/game.tw-pddl: unknown task type 'd'", True),
         ("e/trial/game.tw-pddl: not solvable", False),
@@ -164,6 +183,29 @@ def test_what_is_wrong_with_a_folder_is_told_and_the_others_stay(tmp_path, made)
     ]
     (other,) = [entry for entry in games.entries if entry.id == "f/trial"]
     assert other.type == TYPES[3]
+
+
+def test_a_problem_that_only_the_other_engine_may_play_is_no_broken_game(tmp_path, made):
+    """Games are those of both engines."""
+    game = made[0]
+    path = write_game(game, tmp_path)
+    changed = json.loads(path.read_text()) | {
+        "pddl_problem": game.problem.replace("(and", "(or", 1),
+        "pddl_domain": "of its own",
+    }
+    path.write_text(json.dumps(changed))
+    (entry,) = open_games(tmp_path).entries
+    assert entry.id == game.id
+
+
+def test_a_long_look_says_how_far_it_is(tmp_path, made, monkeypatch, capsys):
+    monkeypatch.setattr(module, "_TELL_S", 0.0)
+    path = packed(tmp_path, lines(made))
+    open_games(path)
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1] == f"{path}: 5 games looked at so far (once, the index is kept)"
+    open_games(path)
+    assert not capsys.readouterr().err
 
 
 def test_a_task_that_was_left_unset_is_told_by_the_folder(tmp_path, made):

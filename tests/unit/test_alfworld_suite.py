@@ -53,8 +53,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def first_file(folder: Path) -> Path:
-    return min((folder / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))
+def files(folder: Path, split: str = "train") -> list[Path]:
+    return sorted((folder / "json_2.1.1" / split).glob("*/*/game.tw-pddl"))
+
+
+def spoil(file: Path) -> None:
+    """Cut the problem of a game off."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pddl_problem": "(define"}))
 
 
 def opening(made: AlfworldSuite, task: Task) -> str:
@@ -127,31 +132,65 @@ def test_what_is_recorded(folder: Path, tmp_path: Path) -> None:
     assert (described["left_out"], described["broken"]) == (0, [])
     assert described["template"]["path"] == str(template)
     assert suite(world=3).describe()["world"] == 3
-    first_file(folder).unlink()
+    files(folder)[0].unlink()
     assert suite(data=str(folder)).describe()["sha256"] != described["sha256"]
 
 
-def test_a_broken_game_is_left_out_and_counted(folder: Path) -> None:
-    first_file(folder).write_text("{")
-    with pytest.warns(UserWarning, match="1 of 18 games cannot be played; the first: .*not JSON"):
-        made = suite(data=str(folder))
-    assert len(made.tasks("train")) == 5
+def test_broken_games_are_left_out_and_counted(folder: Path) -> None:
+    for game in GAMES.split("train")[6:12]:
+        write_game(game, folder)
+    spoil(files(folder)[0])
+    made = suite(data=str(folder))
+    says = f"^{folder}: 1 of 12 games of train cannot be played; the first: .*ends early; they are"
+    with pytest.warns(UserWarning, match=says) as told:
+        assert len(made.tasks("train")) == 11
+    made.tasks("train")
+    assert len(told) == 1
     assert len(made.describe()["broken"]) == 1
-    for file in sorted((folder / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))[:2]:
-        file.write_text("{")
-    with pytest.raises(DataError, match="2 of 18 games cannot be played"):
-        suite(data=str(folder))
+
+
+def test_the_limit_of_broken_games_is_of_each_split(folder: Path) -> None:
+    """Those of other splits count neither way."""
+    for split in ("valid_train", "valid_seen"):
+        for game in GAMES.split(split)[6:30]:
+            write_game(game, folder)
+    for file in files(folder)[:2]:
+        spoil(file)
+    made = suite(data=str(folder))
+    with pytest.raises(DataError, match=r"2 of 6 games of train cannot be played; the first: "):
+        made.tasks("train")
+    assert len(made.tasks("val")) == len(made.tasks("test")) == 30
+    for file in files(folder)[2:]:
+        spoil(file)
+    with pytest.raises(DataError, match=r"6 of 6 games of train cannot be played; the first: "):
+        suite(data=str(folder)).tasks("train")
+
+
+@pytest.mark.parametrize("broken", [2, 3])
+def test_lines_that_tell_no_split_are_counted_among_all_games(broken: int, tmp_path: Path) -> None:
+    game = GAMES.split("train")[0]
+    header = {"pddl_domain": game.domain, "grammar": game.grammar}
+    row = {"split": "train", "task": "a", "task_type": game.type, "task_desc": ""}
+    rows = [row | {"trial": str(i), "pddl_problem": game.problem} for i in range(18)]
+    path = tmp_path / "games.jsonl"
+    path.write_text("\n".join([*map(json.dumps, [header, *rows]), *["{"] * broken]))
+    says = f"{broken} of {18 + broken} games cannot be played; the first: line 20: not JSON"
+    if broken == 2:
+        with pytest.warns(UserWarning, match=says):
+            assert len(suite(data=str(path)).tasks("train")) == 18
+    else:
+        with pytest.raises(DataError, match=says):
+            suite(data=str(path))
 
 
 def test_a_game_that_breaks_later_breaks_its_episode(folder: Path) -> None:
     made = suite(data=str(folder))
     task = made.tasks("train")[0]
-    game = folder / "json_2.1.1" / "train" / task.payload["game"] / "game.tw-pddl"
-    row = json.loads(game.read_text())
-    game.write_text(json.dumps(row | {"pddl_problem": "(define"}))
-    with pytest.raises(DataError):
-        opening(made, task)
     other = suite(data=str(folder))
+    game = folder / "json_2.1.1" / "train" / task.payload["game"] / "game.tw-pddl"
+    spoil(game)
+    with pytest.raises(DataError, match="ends early"):
+        opening(made, task)
     game.unlink()
     with pytest.raises(DataError, match="cannot be read"):
         opening(other, task)
@@ -228,7 +267,7 @@ def test_an_expert_does_not_stop_others_at_a_broken_game(folder: Path) -> None:
     made = suite(data=str(folder), prompt="compact")
     first, *tasks = made.tasks("train")
     game = folder / "json_2.1.1" / "train" / first.payload["game"] / "game.tw-pddl"
-    game.write_text(json.dumps(json.loads(game.read_text()) | {"pddl_problem": "(define"}))
+    spoil(game)
     jobs = [Job(task, Role.STUDENT, 0, 0) for task in (first, *tasks)]
     player = ExpertPlayer(
         made, Codec(byte_tokenizer()), lambda job: made.expert(job.task, random.Random(0))
@@ -237,6 +276,22 @@ def test_an_expert_does_not_stop_others_at_a_broken_game(folder: Path) -> None:
     assert [trajectory.scored for trajectory in played] == [False] + [True] * len(tasks)
     assert "its PDDL problem ends early" in played[0].error
     assert all(trajectory.success for trajectory in played[1:])
+
+
+@pytest.mark.slow
+@with_package
+def test_no_game_of_an_expert_stays_open() -> None:
+    made = suite(engine="textworld", workers=1, prompt="compact", max_steps=1)
+    try:
+        player = ExpertPlayer(
+            made, Codec(byte_tokenizer()), lambda job: made.expert(job.task, random.Random(0))
+        )
+        jobs = [Job(task, Role.STUDENT, 0, 0) for task in made.tasks("val")[:2]]
+        played = player.play(jobs, Sampling(0, 1.0, 1, 10**9, len(jobs)))
+        assert [trajectory.success for trajectory in played] == [False] * 2
+        assert made._engine._workers[0].live == 0  # type: ignore[attr-defined]
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize("prompt", ["compact", "full"])

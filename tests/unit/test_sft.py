@@ -119,23 +119,45 @@ class Counting(TaskSuite):
 
 def test_an_expert_sees_each_message_and_ends_its_turns(made: Actors) -> None:
     seen: list[str] = []
+    closed: list[Teller] = []
 
     class Teller:
         def act(self, observation: str) -> str:
             seen.append(observation)
             return "one"
 
+        def close(self) -> None:
+            closed.append(self)
+
     player = ExpertPlayer(Counting(), made.codec, lambda job: Teller())
     jobs = [Job(task, Role.STUDENT, 0, 0) for task in Counting().tasks("train")]
     fine, broken = player.play(jobs, Sampling(0, 1.0, 8, 4096, 8))
     assert fine.success
     assert (broken.stop, broken.error) == (Stop.ERROR, "RuntimeError: snapped")
+    assert len(closed) == 2
     windows = [f"Your task is: count. So far {i}." for i in (1, 2)]
     assert [s for s in seen if "far" in s] == windows
     for turn in fine.turns:
         assert turn.completion.ids == (*made.codec.encode("one"), *made.codec.end_ids)
     made_rows = list(episode_rows(fine, 1.0))
     assert [row.ids for row in made_rows] == [t.prompt_ids + t.completion.ids for t in fine.turns]
+
+
+def test_an_expert_that_breaks_breaks_its_episode(made: Actors) -> None:
+    class Fails:
+        def act(self, observation: str) -> str:
+            if "So far" in observation:
+                raise RuntimeError("lost")
+            return "one"
+
+        def close(self) -> None:
+            pass
+
+    player = ExpertPlayer(Counting(), made.codec, lambda job: Fails())
+    jobs = [Job(Counting().tasks("train")[0], Role.STUDENT, i, 0) for i in range(2)]
+    for trajectory in player.play(jobs, Sampling(0, 1.0, 8, 4096, 8)):
+        assert (trajectory.stop, trajectory.error) == (Stop.ERROR, "RuntimeError: lost")
+        assert trajectory.steps == 1
 
 
 def test_environments_without_help_say_what_to_do(tmp_path: Path) -> None:

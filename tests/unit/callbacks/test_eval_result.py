@@ -72,6 +72,40 @@ def test_episodes_of_a_task_count_as_so_many_independent_ones() -> None:
     assert none.estimate() == pytest.approx((0, *wilson(0, 4)))
 
 
+def test_tasks_that_repeat_one_another_are_taken_together(make: SimpleNamespace) -> None:
+    twice = Tally.of(group(make, [True]), group(make, [False, True]), group(make, [], broken=1))
+    assert (twice.n, twice.tasks, twice.broken, twice.repeats) == (3, 2, 1, 2)
+    assert twice.values[SUCCESS] == Sums(1.5, 2 * 0.75**2)
+    # drawn twice, once and once, all of them alike in their draws: 16/6 tasks
+    same = Tally.of(group(make, [True]), group(make, [True])) + once(2, 0)
+    assert same.estimate() == pytest.approx((0.5, *wilson(16 / 12, 16 / 6)))
+    # one of two draws won twice: as good as all four, since the games are alike
+    half = [Tally.of(group(make, [True]), group(make, [False])) for _ in range(2)]
+    assert sum(half, Tally()).estimate() == pytest.approx((0.5, *wilson(2, 4)))
+    queries = [{"queries": 2.0}, {"queries": 4.0}]
+    few, many = (Tally.of(group(make, [True], [m]), group(make, [True], [m])) for m in queries)
+    side = 1.959963984540054 / 2**0.5  # two games, however often drawn
+    assert (few + many).estimate("queries") == pytest.approx((3, 3 - side, 3 + side))
+
+
+def test_the_interval_covers_where_games_are_drawn_with_repeats() -> None:
+    """128 draws of 140 games, most of them nearly always or nearly never won."""
+    rng = np.random.default_rng(2)
+    covered = apart = 0
+    for _ in range(1000):
+        times = np.bincount(rng.integers(140, size=128), minlength=140)
+        won = rng.binomial(times, rng.beta(0.2, 0.2, 140))[times > 0]
+        times = times[times > 0]
+        sums = Sums(won.sum(), (won**2 / times).sum())
+        repeats = (times * (times - 1)).sum()
+        _, low, high = Tally(128, 128, values={SUCCESS: sums}, repeats=repeats).estimate()
+        covered += low <= 0.5 <= high
+        low, high = wilson(won.sum(), 128)
+        apart += low <= 0.5 <= high
+    assert 935 <= covered <= 980
+    assert apart < 900
+
+
 def test_a_measure_that_is_no_share_has_the_normal_interval() -> None:
     queries = Tally(2, 2, values={"queries": Sums(6, 20)})  # 2 and 4
     half = 1.959963984540054 / 2**0.5
@@ -143,6 +177,8 @@ def test_log_keys() -> None:
 def test_json_and_back() -> None:
     found = result(one=once(8, 4, lenient_match=5), two=Tally(broken=1))
     data = json.loads(json.dumps(found.to_json()))
+    assert EvalResult.from_json(data) == found
+    del data["types"]["one"]["repeats"]  # as older runs wrote it
     assert EvalResult.from_json(data) == found
     assert data["types"]["one"]["interval"] == pytest.approx(wilson(4, 8))
     assert data["overall"]["measures"]["lenient_match"]["mean"] == 5 / 8

@@ -223,6 +223,23 @@ def test_blocks_change_nothing(make: SimpleNamespace) -> None:
     assert (whole.overall.n, whole.overall.tasks) == (60, 20)
 
 
+def test_tasks_that_repeat_one_another_are_taken_together(make: SimpleNamespace) -> None:
+    """In one block, and whatever the blocks are."""
+
+    class Drawn(make.Suite):  # type: ignore[misc]
+        def cluster(self, task: Task) -> str:
+            return f"{int(task.id.removeprefix('test-')) % 14}"
+
+    tasks, how = Drawn().tasks("test"), {"split": "test", "temperature": 0.5}
+    whole = evaluate(Drawn(), tasks, make.Toy().play, **how)
+    module = make.Toy()
+    parts = evaluate(Drawn(), tasks, module.play, block=5, **how)
+    assert parts.types == whole.types
+    assert [len(ids) for ids, *_ in module.played] == [10, 6, 4]
+    assert whole.overall.tasks == 20
+    assert whole.overall.repeats == 2 * 6
+
+
 def test_broken_episodes_of_all_blocks_count(make: SimpleNamespace) -> None:
     def play(tasks: list[Task], *_: object) -> list[RolloutGroup]:
         stops = [Stop.ERROR if task.id == "test-19" else Stop.DONE for task in tasks]
