@@ -150,7 +150,7 @@ class AlfworldSuite(TaskSuite):
         """Plays along in a game of its own; ``plan`` and ``noise`` are those of a housekeeper."""
         from rsipo_lightning.environments.alfworld.expert import Housekeeper, Player
 
-        return Player(self._open(task), Housekeeper(rng, plan, noise), self._wording.think)
+        return Player(self._open(task), Housekeeper(rng, plan, noise))
 
     def hindsight(self, trajectory: Trajectory, rng: random.Random) -> str:
         """What was missing: the form, what to do when nothing happens, or the way to the goal."""

@@ -9,7 +9,7 @@ import pytest
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import compose
-from rsipo_lightning.demonstrations import Lessons
+from rsipo_lightning.demonstrations import CHOICE, Lessons
 from rsipo_lightning.environments.alfworld.episode import parse
 from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
 from rsipo_lightning.imitation import Row
@@ -50,28 +50,59 @@ def test_rows_are_a_function_of_the_pool(teacher: HouseDemonstrations, rows: lis
 
 
 def test_a_row_says_a_command_a_skill_or_what_it_was_shown(codec: Codec, rows: list[Row]) -> None:
-    kinds = dict.fromkeys(("command", "advised", "conversation", "skill", "copy"), 0)
+    kinds = dict.fromkeys(("command", "advised", "conversation", "look", "skill", "copy"), 0)
     for row in rows:
         text, said = codec.decode(row.ids), _said(codec, row)
-        if 0.1 in row.weights:  # an episode as one conversation
-            kinds["conversation"] += 1
-            assert all(
-                parse(c, think=False).why == "" for c in re.findall("<action>.*?</action>", said)
-            )
-            continue
         assert len(row.ids) == len(row.weights)
-        assert set(row.weights) <= {0.0, 0.05, 1.0}
-        if text.startswith(WRITING):
+        assert set(row.weights) <= {0.0, 0.05, 0.1, 1.0, CHOICE}
+        if CHOICE in row.weights:
+            kinds["look"] += 1
+        elif 0.1 in row.weights:  # an episode as one conversation
+            kinds["conversation"] += 1
+            responses = re.findall("<think>.*?</action>", said)
+            assert responses
+            assert all(parse(response, think=True).why == "" for response in responses)
+        elif text.startswith(WRITING):
             kinds["skill"] += 1
             assert read_skill(said)[1] == ""
         elif text.startswith(COMMAND):
             kinds["advised" if SKILL in text else "command"] += 1
-            assert parse(said, think=False).why == ""
+            assert parse(said, think=True).why == ""
         else:
             kinds["copy"] += 1
             assert text == 2 * said
     assert min(kinds.values()) > 3
     assert min(kinds["command"], kinds["advised"]) > 80
+
+
+def test_a_look_names_what_can_be_taken(codec: Codec, rows: list[Row]) -> None:
+    answers = []
+    for row in rows:
+        if CHOICE not in row.weights:
+            continue
+        text = codec.decode(row.ids)
+        shown = text[: text.index("<think>")]
+        asked = re.findall(r"<think> (\w+)( \d+)?</think><action>(.*?)</action>", text)[1:]
+        assert len({thing for thing, _, _ in asked}) == len(asked)
+        for thing, number, command in asked:
+            assert command.startswith(f"take {thing}{number} from " if number else "go to ")
+            assert (
+                (f"{thing}{number}" in shown) if number else not re.search(f" {thing} \\d", shown)
+            )
+            answers.append(bool(number))
+    assert 0.2 < sum(answers) / len(answers) < 0.6
+
+
+def test_most_rows_have_names_that_can_only_be_copied(codec: Codec, rows: list[Row]) -> None:
+    """What is taken is in the prompt, whatever it is called: apples may lie in a bathtub."""
+    taken = []
+    for row in rows:
+        text, said = codec.decode(row.ids), _said(codec, row)
+        match = re.search(r"<action>take (\w+ \d+) from", said)
+        if text.startswith(COMMAND) and match and not {0.1, CHOICE} & set(row.weights):
+            taken.append(match[1] in text[: -len(said)])
+    assert len(taken) > 20
+    assert sum(taken) / len(taken) > 0.9  # noise takes what is in the list but not in its words
 
 
 def test_an_obeyed_skill_is_followed_more_often_than_not(
@@ -82,7 +113,7 @@ def test_an_obeyed_skill_is_followed_more_often_than_not(
     for row in teacher.rows(2, 1500):
         text = codec.decode(row.ids)
         if re.search("again and again|Repeat the same", text) and text.startswith(COMMAND):
-            command = parse(_said(codec, row), think=False).command
+            command = parse(_said(codec, row), think=True).command
             again.append(f"\n{command}\n" in text)
     assert len(again) > 50
     assert sum(again) / len(again) > 0.5  # an episode's first command repeats none
