@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -38,7 +39,8 @@ class HouseMixture:
     looks: int = 2  # for each episode: what a view has for other tasks
     tasks: int = 10  # of a look
     guided: float = 0.4  # of the episodes: with a skill
-    noise: float = 0.3  # of the commands without a skill
+    noise: float = 0.25  # of the commands without a skill
+    mistakes: float = 0.2  # of all commands: they do nothing and are not taught, what follows is
     obeyed: float = 0.92  # of the skills shown
     slips: float = 0.05  # of the commands where a skill is obeyed
     turns: int = 6  # of an episode that become rows, at most
@@ -115,10 +117,11 @@ class HouseDemonstrations:
     def lesson(self, *key: object) -> list[Row]:
         """The rows of an episode, and a drill now and then; a function of seed and key."""
         rng, mixture = keyed_random("household", self.seed, *key), self.mixture
-        trajectory = self._play(rng)
-        turns = list(episode_rows(trajectory, 1.0))
+        trajectory, mistaken = self._play(rng)
+        each = zip(episode_rows(trajectory, 1.0), mistaken, strict=True)
+        turns = [row for row, wrong in each if not wrong]
         made = [self._turn(row) for row in rng.sample(turns, min(len(turns), mixture.turns))]
-        made.append(self._conversation(trajectory))
+        made.append(self._conversation(trajectory, mistaken))
         if rng.random() < mixture.renamed:
             made = [self._renamed(row, rng, not trajectory.skill) for row in made]
         for _ in range(mixture.looks):
@@ -130,22 +133,21 @@ class HouseDemonstrations:
             made.append(self._copying(rng))
         return [row for row in made if len(row.ids) <= _HOW.context]
 
-    def _play(self, rng: random.Random) -> Trajectory:
-        """An episode as the policy would have played it."""
+    def _play(self, rng: random.Random) -> tuple[Trajectory, list[bool]]:
+        """An episode as the policy would have played it, and which of its commands are mistakes."""
         mixture = self.mixture
         task = rng.choice(self._tasks)
-        plan, noise, shown = "workflow", mixture.noise, None
+        how, shown = {"noise": mixture.noise}, None
         if rng.random() < mixture.guided:
             kind = draw(rng, mixture.guide)
             skill = rng.choice(skills(task.type, kind))
             shown = Skill(task, skill.text, "")
             if kind != "format" and rng.random() < mixture.obeyed:  # a form changes no plan
-                plan, noise = skill.plan, mixture.slips
-        player = ExpertPlayer(
-            self._suite, self.codec, lambda job: self._suite.expert(job.task, rng, plan, noise)
-        )
+                how = {"plan": skill.plan, "noise": mixture.slips}
+        expert = self._suite.expert(task, rng, mistakes=mixture.mistakes, **how)
+        player = ExpertPlayer(self._suite, self.codec, lambda job: expert)
         (trajectory,) = player.play([Job(task, Role.STUDENT, 0, 0, shown)], _HOW)
-        return trajectory
+        return trajectory, expert.keeper.mistaken
 
     def _turn(self, row: Row) -> Row:
         """A turn: its prompt counts a little, and whether its thought has a number counts most."""
@@ -154,14 +156,14 @@ class HouseDemonstrations:
         spoken[2] = CHOICE  # behind <think> and the object
         return Row(row.ids, (*prompt, *spoken))
 
-    def _conversation(self, trajectory: Trajectory) -> Row:
+    def _conversation(self, trajectory: Trajectory, mistaken: Sequence[bool]) -> Row:
         """The same episode in append context: many commands for few tokens."""
         skill = trajectory.skill.text if trajectory.skill else ""
         ids = self.codec.start(trajectory.opening, skill)[0]
         weights = [0.0] * len(ids)
-        for turn in trajectory.turns:
+        for turn, wrong in zip(trajectory.turns, mistaken, strict=True):
             said = turn.completion.ids
-            ids, weights = (*ids, *said), weights + [1.0] * len(said)
+            ids, weights = (*ids, *said), weights + [float(not wrong)] * len(said)
             if turn is not trajectory.turns[-1]:
                 ids = self.codec.extend(ids, turn.observation)
                 weights += [self.mixture.observation] * (len(ids) - len(weights))

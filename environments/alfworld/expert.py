@@ -78,13 +78,21 @@ def read_goal(text: str) -> Goal:
 class Housekeeper:
     """Plays one episode by a plan; see :meth:`decide`."""
 
-    def __init__(self, rng: random.Random, plan: str = "workflow", noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        plan: str = "workflow",
+        noise: float = 0.0,
+        mistakes: float = 0.0,
+    ) -> None:
         """``plan`` is a key of PLANS; ``noise`` the share of turns whose command is not the plan's:
-        0 is the best it can, 1 never follows the plan.
+        0 is the best it can, 1 never follows the plan. ``mistakes`` is the share of turns before
+        those whose command does nothing, as a weak policy's would; see ``mistaken``.
         """
         if plan not in PLANS:
             raise KeyError(f"no plan '{plan}' (have: {', '.join(PLANS)})")
-        self._rng, self._plan, self._noise = rng, plan, noise
+        self.mistaken: list[bool] = []  # by turn: from its command nothing can be learned
+        self._rng, self._plan, self._noise, self._mistakes = rng, plan, noise, mistakes
         self._goal = Goal("", "", "")  # until the first text
         self._options: Sequence[str] = ()  # what the game would accept
         self._said = ""  # latest command
@@ -109,8 +117,13 @@ class Housekeeper:
             self._order = self._likely_first()
         self._observe(text)
         self._at_hand = self._wanted()
-        noisy = self._rng.random() < self._noise
-        self._said = self._distraction() if noisy else PLANS[self._plan](self)
+        self.mistaken.append(self._rng.random() < self._mistakes)
+        if self.mistaken[-1]:
+            self._said = self._mistake()
+        elif self._rng.random() < self._noise:
+            self._said = self._distraction()
+        else:
+            self._said = PLANS[self._plan](self)
         return self._said
 
     def thought(self) -> str:
@@ -254,6 +267,15 @@ class Housekeeper:
             return self._wander()
         return self._said if kind < 0.6 and self._said else self._rng.choice(self._options)
 
+    def _mistake(self) -> str:
+        """Most often nothing happens then."""
+        at = {*self._order} & {option.partition(" ")[2] for option in self._options}
+        near = [o.removeprefix("go to ") for o in self._options if o.startswith("go to ")]
+        here = next(iter(sorted(at.difference(near))), self._order[0])
+        thing = f"{self._goal.object} {self._rng.randint(1, 3)}"
+        wrong = (f"go to {here}", f"take {thing} from {here}", f"open {here}", self._said or "look")
+        return self._rng.choice(wrong)
+
 
 PLANS: dict[str, Callable[[Housekeeper], str]] = {
     "workflow": Housekeeper._workflow,
@@ -282,13 +304,13 @@ class Player:
 
     def __init__(self, game: PlayedGame, keeper: Housekeeper) -> None:
         """``game`` is at its start."""
-        self._game, self._keeper = game, keeper
+        self._game, self.keeper = game, keeper
 
     def act(self, observation: str) -> str:
         """The next response: ``<think> mug 1</think><action>go to fridge 1</action>``."""
-        command = self._keeper.decide(self._game.view.text, self._game.view.admissible)
+        command = self.keeper.decide(self._game.view.text, self._game.view.admissible)
         self._game.step(command)
-        return f"<think> {self._keeper.thought()}</think><action>{command}</action>"
+        return f"<think> {self.keeper.thought()}</think><action>{command}</action>"
 
     def close(self) -> None:
         """Close its game."""

@@ -37,7 +37,7 @@ def rows(teacher: HouseDemonstrations) -> list[Row]:
 
 
 def _said(codec: Codec, row: Row) -> str:
-    return codec.decode([i for i, w in zip(row.ids, row.weights, strict=True) if w == 1])
+    return codec.decode([i for i, w in zip(row.ids, row.weights, strict=True) if w >= 1])
 
 
 def test_rows_are_those_that_the_shipped_policy_was_given(rows: list[Row]) -> None:
@@ -55,7 +55,7 @@ def test_a_row_says_a_command_a_skill_or_what_it_was_shown(codec: Codec, rows: l
         text, said = codec.decode(row.ids), _said(codec, row)
         assert len(row.ids) == len(row.weights)
         assert set(row.weights) <= {0.0, 0.05, 0.1, 1.0, CHOICE}
-        if CHOICE in row.weights:
+        if row.weights.count(CHOICE) > 1:
             kinds["look"] += 1
         elif 0.1 in row.weights:  # an episode as one conversation
             kinds["conversation"] += 1
@@ -72,23 +72,22 @@ def test_a_row_says_a_command_a_skill_or_what_it_was_shown(codec: Codec, rows: l
             kinds["copy"] += 1
             assert text == 2 * said
     assert min(kinds.values()) > 3
-    assert min(kinds["command"], kinds["advised"]) > 80
+    assert min(kinds["command"], kinds["advised"]) > 60
 
 
 def test_a_look_names_what_can_be_taken(codec: Codec, rows: list[Row]) -> None:
     answers = []
     for row in rows:
-        if CHOICE not in row.weights:
+        if row.weights.count(CHOICE) < 2:
             continue
         text = codec.decode(row.ids)
-        shown = text[: text.index("<think>")]
+        options = text[: text.index("<think>")].split("\n")[-2]  # and then the task once more
         asked = re.findall(r"<think> (\w+)( \d+)?</think><action>(.*?)</action>", text)[1:]
         assert len({thing for thing, _, _ in asked}) == len(asked)
         for thing, number, command in asked:
             assert command.startswith(f"take {thing}{number} from " if number else "go to ")
-            assert (
-                (f"{thing}{number}" in shown) if number else not re.search(f" {thing} \\d", shown)
-            )
+            there = re.search(f" {thing}( \\d+)", options)
+            assert (there[1] if there else "") == number
             answers.append(bool(number))
     assert 0.2 < sum(answers) / len(answers) < 0.6
 
@@ -99,7 +98,7 @@ def test_most_rows_have_names_that_can_only_be_copied(codec: Codec, rows: list[R
     for row in rows:
         text, said = codec.decode(row.ids), _said(codec, row)
         match = re.search(r"<action>take (\w+ \d+) from", said)
-        if text.startswith(COMMAND) and match and not {0.1, CHOICE} & set(row.weights):
+        if text.startswith(COMMAND) and match and row.weights.count(CHOICE) == 1:
             taken.append(match[1] in text[: -len(said)])
     assert len(taken) > 20
     assert sum(taken) / len(taken) > 0.9  # noise takes what is in the list but not in its words
@@ -115,7 +114,7 @@ def test_an_obeyed_skill_is_followed_more_often_than_not(
         if re.search("again and again|Repeat the same", text) and text.startswith(COMMAND):
             command = parse(_said(codec, row), think=True).command
             again.append(f"\n{command}\n" in text)
-    assert len(again) > 50
+    assert len(again) > 30
     assert sum(again) / len(again) > 0.5  # an episode's first command repeats none
 
 
