@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.demonstrations import CHOICE, Shares, draw
@@ -137,7 +138,8 @@ class HouseDemonstrations:
         """An episode as the policy would have played it, and which of its commands are mistakes."""
         mixture = self.mixture
         task = rng.choice(self._tasks)
-        how, shown = {"noise": mixture.noise}, None
+        how: dict[str, Any] = {"noise": mixture.noise}
+        shown = None
         if rng.random() < mixture.guided:
             kind = draw(rng, mixture.guide)
             skill = rng.choice(skills(task.type, kind))

@@ -6,6 +6,7 @@ import re
 from hashlib import sha256
 
 import pytest
+from transformers import AutoTokenizer
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import compose
@@ -13,8 +14,8 @@ from rsipo_lightning.demonstrations import CHOICE, Lessons
 from rsipo_lightning.environments.alfworld.episode import parse
 from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
 from rsipo_lightning.imitation import Row
+from rsipo_lightning.policy import MODELS
 from rsipo_lightning.skills import read_skill
-from rsipo_lightning.tiny import NUMBERS, build_tokenizer
 
 HASH = "06a2c86f94129bc56a99088d388129192dd3305250b610b7bfde7629ca26c3f9"  # of the first rows
 WRITING, SKILL, COMMAND = "Write a skill.", "Episode-Level Skill", "Your task is to: "
@@ -22,7 +23,7 @@ WRITING, SKILL, COMMAND = "Write a skill.", "Episode-Level Skill", "Your task is
 
 @pytest.fixture(scope="module")
 def codec() -> Codec:
-    return Codec(build_tokenizer(NUMBERS))
+    return Codec(AutoTokenizer.from_pretrained(MODELS / "tiny_alfworld"))
 
 
 @pytest.fixture(scope="module")
