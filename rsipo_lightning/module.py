@@ -171,7 +171,8 @@ class PolicyModule(L.LightningModule):
                 for name in self.streams
             }
             denominators = {name: total for name, (total,) in sum_over_ranks(weights).items()}
-            taught = [s for s in chosen if self._teaches(s)]
+            # where none teaches, all are looked at: an update has metrics
+            taught = [s for s in chosen if self._teaches(s)] or chosen
             done += [
                 MicroBatch(part, denominators)
                 for part in split(taught, [len(s.ids) for s in taught], micro)
