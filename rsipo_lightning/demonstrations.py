@@ -137,16 +137,12 @@ class Demonstrations:
         ]
         self._opening = Wording.read("compact").opening
         words = world.name_words()
-        self._words = [self._one(word) for word in words]
+        self._words = [one_token(codec, f" {word}") for word in words]
         self._unseen = {
-            (self._one(a), self._one(b))
+            (one_token(codec, f" {a}"), one_token(codec, f" {b}"))
             for split in ("val", "test")
             for a, b in world.name_pairs(split)
         }
-
-    def _one(self, word: str) -> int:
-        (token,) = self.codec.encode(f" {word}")
-        return token
 
     def row(self, kind: str, *key: object) -> Row:
         """A row of a kind ("mixed" draws one by its share); a function of seed, kind and key."""
@@ -265,6 +261,12 @@ class Demonstrations:
     def _shows_unseen(self, ids: tuple[int, ...]) -> bool:
         """Does any name of val or test stand there? In a list of random words one may by chance."""
         return any(pair in self._unseen for pair in pairwise(ids))
+
+
+def one_token(codec: Codec, text: str) -> int:
+    """Its id. ValueError if the text is several tokens."""
+    (token,) = codec.encode(text)
+    return token
 
 
 def draw(rng: random.Random, shares: Shares) -> str:

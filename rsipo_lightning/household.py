@@ -9,14 +9,13 @@ the skill says. Between episodes there are drills: names to be copied.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.demonstrations import CHOICE, Shares, draw
+from rsipo_lightning.demonstrations import CHOICE, Shares, draw, one_token
 from rsipo_lightning.environments.alfworld.expert import NAME, SEEN, skills
 from rsipo_lightning.environments.alfworld.game import TYPES
 from rsipo_lightning.environments.alfworld.generate import WORDINGS
@@ -82,7 +81,6 @@ _HOW = Sampling(seed=0, temperature=1.0, max_new_tokens=1, context=4096, live=1)
 
 _RECEPTACLES = {name for room in ROOMS.values() for name in room.receptacles}
 _TAKEN = {name.lower() for name in OBJECTS}
-_PLACE = re.compile(r"[a-z]+ \d+")
 _THINGS = sorted(name.lower() for name in _RECEPTACLES.union(OBJECTS))
 
 
@@ -95,12 +93,8 @@ class HouseDemonstrations:
         self.codec, self.seed, self.mixture = codec, seed, mixture
         self._suite = AlfworldSuite(config, seed)
         self._tasks = self._suite.tasks("train")
-        self._objects = [self._one(f" {name}") for name in sorted(_TAKEN)]
-        self._numbers = [self._one(number) for number in NUMBERS[:20]]
-
-    def _one(self, word: str) -> int:
-        (token,) = self.codec.encode(word)
-        return token
+        self._objects = [one_token(codec, f" {name}") for name in sorted(_TAKEN)]
+        self._numbers = [one_token(codec, number) for number in NUMBERS[:20]]
 
     def rows(self, number: int, count: int) -> list[Row]:
         """``count`` rows; a function of the seed and ``number``."""
@@ -191,7 +185,7 @@ class HouseDemonstrations:
         if trajectory.skill or not views:
             return None
         turn, place, there = rng.choice(views)
-        places = [p for p in _PLACE.findall(trajectory.opening) if p != place]
+        places = [p for p in NAME.findall(trajectory.opening) if p != place]
         ids = (*turn.prompt_ids, *turn.completion.ids)
         weights = [0.0] * len(ids)
         first = {name.partition(" ")[0]: name for name in sorted(there, reverse=True)}

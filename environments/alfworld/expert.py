@@ -46,7 +46,7 @@ _PLACES = {
 }
 _CLOSABLE = frozenset(name.lower() for name in OPENABLE)
 SEEN = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see (.*?)\.")
-NAME = re.compile(r"\w+ \d+")
+NAME = re.compile(r"[a-z]+ \d+")
 _TAKE = re.compile(r"take (\w+ \d+) from (\w+ \d+)")
 _TAKEN = re.compile(r"You pick up the (\w+ \d+) from the (\w+ \d+)\.")
 _MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)\.")
