@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --constraint constraints.txt
 ARGS ?=
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 
-.PHONY: fit test check install lint types test-fast test-zero3 tiny-policy tiny-hard-policy smollm2 parity board dist clean
+.PHONY: fit test check install lint types test-fast test-zero3 tiny-policy tiny-hard-policy tiny-alfworld-policy smollm2 parity board dist clean
 
 fit: install
 	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
@@ -68,6 +68,11 @@ tiny-policy: install
 tiny-hard-policy: install
 	run=$$(mktemp -d)/run && $(BIN)/rsipo-sft --env search_hard --sft tiny_hard run.dir=$$run $(ARGS) \
 	  && mkdir -p rsipo_lightning/models/tiny_hard && cp $$run/policy/* rsipo_lightning/models/tiny_hard/
+
+# On generated games: ALFWORLD_DATA is left out.
+tiny-alfworld-policy: install
+	run=$$(mktemp -d)/run && env -u ALFWORLD_DATA $(BIN)/rsipo-sft --env alfworld --sft tiny_alfworld run.dir=$$run $(ARGS) \
+	  && mkdir -p rsipo_lightning/models/tiny_alfworld && cp $$run/policy/* rsipo_lightning/models/tiny_alfworld/
 
 smollm2: install
 	$(BIN)/python -m rsipo_lightning.smollm2 $(ARGS)

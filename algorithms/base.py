@@ -41,7 +41,11 @@ PLAIN, TRAIN = "plain", "train"  # phases, see Algorithm.context
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One term of the objective: coef * sum(weight * loss(value)) / sum(weight over all ranks)."""
+    """One term of the objective: coef * sum(weight * loss(value)) / sum(weight over all ranks).
+
+    The loss of a token, and its gradient, must be 0 where its value is 0: rows without any other
+    are left out of the forward (they still count in the denominator).
+    """
 
     loss: TokenLoss
     coef: float = 1.0

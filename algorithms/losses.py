@@ -113,10 +113,5 @@ def importance_weighted_k3(view: str = "teacher") -> TokenLoss:
 
 
 def reward_weighted_nll(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
-    """-r_x log pi(s_xj), the skill-writing loss (6.1); value r_x."""
+    """-r_x log pi(s_xj), the skill-writing loss (6.1); value r_x. With value 1: imitation."""
     return -value * logp
-
-
-def nll(batch: TokenBatch, logp: Tensor, value: Tensor) -> Tensor:
-    """Imitation of the row's tokens."""
-    return -logp

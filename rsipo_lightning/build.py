@@ -44,7 +44,7 @@ from rsipo_lightning.callbacks.skills import SkillCategory
 from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component, plain, saved_groups
-from rsipo_lightning.config import RunConfig, SftConfig
+from rsipo_lightning.config import UNTRAINED, RunConfig, SftConfig
 from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault, RsipoError
 from rsipo_lightning.eval_report import EvalReport
@@ -59,7 +59,7 @@ from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
 from rsipo_lightning.sharding import Shards, full_state, plain_copy
 from rsipo_lightning.skills import analysis_template
 from rsipo_lightning.strategy import Zero3Strategy, check_zero3, connect, disconnect
-from rsipo_lightning.tiny import build_tokenizer, new_model
+from rsipo_lightning.tiny import MORE, build_tokenizer, new_model
 from rsipo_lightning.types import Task
 
 T = TypeVar("T")
@@ -158,8 +158,9 @@ def actors(
     """The part of :func:`parts` that needs no algorithm."""
     if config.groups["model"] == "hf" and config.model.path == "tiny":
         raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
-    new = config.model.path == "untrained"
-    codec = Codec(build_tokenizer() if new else load_tokenizer(config.model.path))
+    path = config.model.path
+    new = path in UNTRAINED
+    codec = Codec(build_tokenizer(MORE.get(path, ())) if new else load_tokenizer(path))
     name = component("env", config.groups["env"])
     suite: TaskSuite = registry.load_class("environments", name, TaskSuite)(config.env, config.seed)
     with ExitStack() as on_error:
@@ -173,10 +174,10 @@ def actors(
         def load() -> PreTrainedModel:
             if new:
                 return new_model(codec.tokenizer, config.seed)
-            return load_model(config.model.path, config.model.dtype)
+            return load_model(path, config.model.dtype)
 
         model = shards.load(load) if shards else load()
-        check_fit(model, codec.tokenizer, config.model.path, config.rollout.context)
+        check_fit(model, codec.tokenizer, path, config.rollout.context)
         policy = Policy(model, config.model.gradient_checkpointing)
         # What generates holds the whole policy: that which is trained, or a copy of its shares.
         acting = Policy(plain_copy(model, shards.device)) if shards else policy

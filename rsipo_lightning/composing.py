@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rsipo_lightning import registry
-from rsipo_lightning.config import SHIPPED, RunConfig, SftConfig
+from rsipo_lightning.config import SHIPPED, UNTRAINED, RunConfig, SftConfig
 from rsipo_lightning.errors import ConfigError, PluginError, did_you_mean
 
 
@@ -110,11 +110,12 @@ def compose_kind(
     """What ``compose`` does, for any kind of run and with the place that each value came from."""
     file = _read(Path(config)) if config else {}
     named = _named(file.pop("groups", None) or {}, str(config))
+    chosen = {**named, **{group: name for group, name in flags.items() if name}}
     groups: dict[str, str] = {}
     origins: dict[str, str] = {}
     for group in run.groups:
         kind, default = GROUPS[group]
-        name = flags.get(group) or named.get(group) or default or _fallback(group, file, overrides)
+        name = chosen.get(group) or default or _fallback(group, file, overrides, chosen)
         if name is None:
             raise ConfigError(f"choose an {kind}: --{group} NAME{_have(group)}")
         if name not in members(group):
@@ -229,14 +230,22 @@ def _own(run: Kind[C], patch: Mapping[str, Any]) -> dict[str, Any]:
     return without(patch, asdict(run.config()), asdict(other))
 
 
-def _fallback(group: str, file: Mapping[str, Any], overrides: Sequence[str]) -> str | None:
-    """Without --model: "tiny", unless another model is named, which must not get its settings."""
+def _fallback(
+    group: str, file: Mapping[str, Any], overrides: Sequence[str], chosen: Mapping[str, str]
+) -> str | None:
+    """Without --model: the shipped policy that was taught for the environment, else "tiny"; unless
+    another model is named, which must not get its settings.
+    """
     if group != "model":
         return None
-    section = file.get("model")
-    paths = [section.get("path")] if isinstance(section, Mapping) else []
+    presets = [yaml_file(other, name) for other, name in chosen.items()]
+    sections = [_read(path).get("model") for path in presets if path.exists()]
+    paths = [s.get("path") for s in (*sections, file.get("model")) if isinstance(s, Mapping)]
     paths += [item.partition("=")[2] for item in overrides if item.startswith("model.path=")]
-    if not paths or paths[-1] in (None, "untrained"):
+    if not paths or paths[-1] is None:
+        own = f"tiny_{component('env', chosen['env'])}" if "env" in chosen else ""
+        return own if own in SHIPPED else "tiny"
+    if paths[-1] in UNTRAINED:
         return "tiny"
     if paths[-1] in SHIPPED:  # under the name of its preset
         return str(paths[-1])

@@ -9,7 +9,10 @@ from rsipo_lightning.checks import above, at_least, one_of, within
 from rsipo_lightning.endpoint import EndpointConfig
 from rsipo_lightning.errors import ConfigError, did_you_mean
 
-SHIPPED = ("tiny", "tiny_hard")  # values of model.path that name a policy of the package
+# values of model.path that name a policy of the package
+SHIPPED = ("tiny", "tiny_hard", "tiny_alfworld")
+# others that stand for random weights: the tiny policy, and one with tokens for ALFWorld's numbers
+UNTRAINED = ("untrained", "untrained_alfworld")
 LOGGERS = ("tensorboard", "csv", "wandb")
 
 
@@ -25,8 +28,7 @@ class RunSection:
 class ModelSection:
     """The policy."""
 
-    # one of SHIPPED, "untrained" (like "tiny" with random weights), a folder, or a hub name: any
-    # Hugging Face causal LM
+    # one of SHIPPED or UNTRAINED, a folder, or a hub name: any Hugging Face causal LM
     path: str = "tiny"
     dtype: str = "float32"  # float32 | bfloat16; log-probs are float32 always
     # layers are computed again in the backward pass instead of kept: less memory, a third more time
@@ -193,8 +195,9 @@ class SftSection:
     batch: int = 8  # rows of one optimizer step
     val_frac: float = 0.1  # of the tasks: held out, to look at before and after
     skill_temperature: float = 1.0  # of the skills that are counted before and after
-    lessons: int = 0  # updates on lessons of the built-in world (tiny policy) instead of all this
-    mixture: str = "tiny"  # what the lessons teach: a key of demonstrations.MIXTURES
+    lessons: int = 0  # updates on lessons of the tiny policies instead of all this
+    # what the lessons teach: a key of demonstrations.MIXTURES or household.HOUSE_MIXTURES
+    mixture: str = "tiny"
     report: int = 100  # after lessons: tasks of each type that are played; 0 is off
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 

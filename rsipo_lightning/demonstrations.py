@@ -15,9 +15,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Protocol
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.environments import experts, world
+from rsipo_lightning.environments.experts import ScriptedSkill
 from rsipo_lightning.environments.search import SearchConfig, SearchSuite
 from rsipo_lightning.environments.wording import Wording
 from rsipo_lightning.imitation import Row, episode_rows, outcome, sample, skill_row
@@ -135,25 +137,29 @@ class Demonstrations:
         ]
         self._opening = Wording.read("compact").opening
         words = world.name_words()
-        self._words = [self._one(word) for word in words]
+        self._words = [one_token(codec, f" {word}") for word in words]
         self._unseen = {
-            (self._one(a), self._one(b))
+            (one_token(codec, f" {a}"), one_token(codec, f" {b}"))
             for split in ("val", "test")
             for a, b in world.name_pairs(split)
         }
-
-    def _one(self, word: str) -> int:
-        (token,) = self.codec.encode(f" {word}")
-        return token
 
     def row(self, kind: str, *key: object) -> Row:
         """A row of a kind ("mixed" draws one by its share); a function of seed, kind and key."""
         rng = keyed_random("demonstration", self.seed, kind, *key)
         if kind == "mixed":
-            kind = _draw(rng, self.mixture.rows)
+            kind = draw(rng, self.mixture.rows)
         made: Row = getattr(self, f"_{kind}")(rng)
         rename = rng.random() < self.mixture.renamed or self._shows_unseen(made.ids)
         return self._renamed(made, rng) if rename else made
+
+    def rows(self, number: int, count: int) -> list[Row]:
+        """Mixed rows of a pool."""
+        return [self.row("mixed", number, i) for i in range(count)]
+
+    def skills(self, type_: str, kind: str) -> list[ScriptedSkill]:
+        """See the protocol."""
+        return experts.skills(type_, kind)
 
     # ---- drills
 
@@ -206,7 +212,7 @@ class Demonstrations:
 
     def _guided(self, rng: random.Random) -> Row:
         suite, task = self._task(rng)
-        kind = _draw(rng, self.mixture.guide)
+        kind = draw(rng, self.mixture.guide)
         skill = rng.choice(experts.skills(task.type, kind))
         obeyed = kind != "format" and rng.random() < self.mixture.obeyed
         plan = skill.plan if obeyed else self._plan(task, rng)  # a format skill changes no plan
@@ -217,7 +223,7 @@ class Demonstrations:
         plan = "workflow" if rng.random() < 0.35 else self._plan(task, rng)
         trajectory = self._play(suite, task, plan, rng)[1]
         won = trajectory.success
-        kind = _draw(rng, self.mixture.write_success if won else self.mixture.write_failure)
+        kind = draw(rng, self.mixture.write_success if won else self.mixture.write_failure)
         skill = rng.choice(experts.skills(task.type, kind)).text
         return skill_row(
             self.codec, analysis_messages(trajectory, "compact"), outcome(trajectory), skill
@@ -225,11 +231,11 @@ class Demonstrations:
 
     def _task(self, rng: random.Random) -> tuple[SearchSuite, Task]:
         i = rng.randrange(len(self._suites))
-        return self._suites[i], rng.choice(self._tasks[i][_draw(rng, self.mixture.types)])
+        return self._suites[i], rng.choice(self._tasks[i][draw(rng, self.mixture.types)])
 
     def _plan(self, task: Task, rng: random.Random) -> str:
         right = rng.random() < self.mixture.correct[task.type]
-        return "workflow" if right else _draw(rng, self.mixture.noise)
+        return "workflow" if right else draw(rng, self.mixture.noise)
 
     def _play(
         self, suite: SearchSuite, task: Task, plan: str, rng: random.Random, skill: str = ""
@@ -257,8 +263,27 @@ class Demonstrations:
         return any(pair in self._unseen for pair in pairwise(ids))
 
 
-def _draw(rng: random.Random, shares: Shares) -> str:
+def one_token(codec: Codec, text: str) -> int:
+    """Its id. ValueError if the text is several tokens."""
+    (token,) = codec.encode(text)
+    return token
+
+
+def draw(rng: random.Random, shares: Shares) -> str:
+    """A key, by its share."""
     return rng.choices(list(shares), list(shares.values()))[0]
+
+
+class Teacher(Protocol):
+    """Who makes the rows of lessons."""
+
+    seed: int
+
+    def rows(self, number: int, count: int) -> list[Row]:
+        """``count`` rows: those of pool ``number``, a function of the seed and these."""
+
+    def skills(self, type_: str, kind: str) -> list[ScriptedSkill]:
+        """The scripted skills of a task type that the rows show; ``kind``: one of KINDS."""
 
 
 class Lessons:
@@ -267,8 +292,8 @@ class Lessons:
     ROWS = 16  # of a batch: with 32 it learned less from as many tokens
     POOL = 32  # batches that are made together, so that rows of similar length meet
 
-    def __init__(self, demonstrations: Demonstrations) -> None:
-        self.demonstrations = demonstrations
+    def __init__(self, teacher: Teacher) -> None:
+        self.teacher = teacher
         self._pool: tuple[int, list[list[Row]]] = -1, []
 
     def batch(self, update: int) -> list[Sample]:
@@ -279,8 +304,8 @@ class Lessons:
         return [sample(row) for row in self._pool[1][offset]]
 
     def _make(self, number: int) -> list[list[Row]]:
-        rows = [self.demonstrations.row("mixed", number, i) for i in range(self.ROWS * self.POOL)]
+        rows = self.teacher.rows(number, self.ROWS * self.POOL)
         rows.sort(key=lambda row: len(row.ids))
         batches = [rows[i : i + self.ROWS] for i in range(0, len(rows), self.ROWS)]
-        keyed_random("pool", self.demonstrations.seed, number).shuffle(batches)
+        keyed_random("pool", self.teacher.seed, number).shuffle(batches)
         return batches

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from rsipo_lightning.algorithms.base import Algorithm, AlgorithmConfig, Stream, Sums
-from rsipo_lightning.algorithms.losses import nll
+from rsipo_lightning.algorithms.losses import reward_weighted_nll
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.skills import write_analysis
@@ -107,7 +107,7 @@ class Imitate(Algorithm[AlgorithmConfig]):
 
     @property
     def streams(self) -> dict[str, Stream]:
-        return {"imitate": Stream(nll)}
+        return {"imitate": Stream(reward_weighted_nll)}
 
     def credit(self, it: Iteration, sums: Sums) -> list[Sample]:
         return list(self.batches.batch(it.update))

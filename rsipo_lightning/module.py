@@ -164,7 +164,7 @@ class PolicyModule(L.LightningModule):
         self, samples: Sequence[Sample], minibatches: int, micro: int
     ) -> list[MicroBatch]:
         """Exactly minibatches * micro parts; denominators are those of each optimizer step, over
-        all ranks.
+        all ranks. Rows that teach nothing count in them, but need no forward.
         """
         order = sorted(samples, key=lambda s: len(s.ids))
         done = []
@@ -177,11 +177,20 @@ class PolicyModule(L.LightningModule):
                 for name in self.streams
             }
             denominators = {name: total for name, (total,) in sum_over_ranks(weights).items()}
+            # where none teaches, all are looked at: an update has metrics
+            taught = [s for s in chosen if self._teaches(s)] or chosen
             done += [
                 MicroBatch(part, denominators)
-                for part in split(chosen, [len(s.ids) for s in chosen], micro)
+                for part in split(taught, [len(s.ids) for s in taught], micro)
             ]
         return done
+
+    def _teaches(self, sample: Sample) -> bool:
+        """Whether a term is not 0, as all are where their value is (e.g. advantages of a group of
+        equal rewards).
+        """
+        own = (sample.credits[name] for name in self.streams if name in sample.credits)
+        return any(bool((credit.weight * credit.value).any()) for credit in own)
 
     # ---- the update
 

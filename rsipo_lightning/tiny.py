@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import pydoc_data.topics
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
@@ -40,6 +40,8 @@ TAGS = tuple(
 JSON = ('{"episode_summary": "', '", "episode_skill": "', '"}')
 SECTION = Codec.section("\0").split("\0")[0]
 YEARS = tuple(f" {year}" for year in world.YEARS)  # Qwen2 takes numbers apart into digits
+NUMBERS = tuple(f" {number}" for number in range(1, 51))  # of the things of ALFWorld's rooms
+MORE = {"untrained_alfworld": NUMBERS}  # tokens of one of config.UNTRAINED beside the vocabulary
 SIZE = 2100  # entries of the BPE: bytes, all wanted words, and some 400 merges of English
 HEAD = 32  # width of an attention head: vLLM serves it
 THETA = 1e5  # base of the rotary frequencies
@@ -74,9 +76,9 @@ def vocabulary() -> list[str]:
     return sorted(w for w in first | {f" {w}" for w in first | names} if w.strip().isalpha())
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
-    """The tokenizer; the same in every process of one Python version (its help texts teach
-    English).
+def build_tokenizer(more: Sequence[str] = ()) -> Qwen2Tokenizer:
+    """The tokenizer, with ``more`` tokens; the same in every process of one Python version (its
+    help texts teach English).
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = Qwen2Tokenizer().backend_tokenizer.pre_tokenizer
@@ -99,7 +101,7 @@ def build_tokenizer() -> Qwen2Tokenizer:
         extra_special_tokens=list(ROLES),
         chat_template=TEMPLATE,
     )
-    plain = (*TAGS, *JSON, SECTION, *YEARS)
+    plain = (*TAGS, *JSON, SECTION, *YEARS, *more)
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
     return tokenizer
 

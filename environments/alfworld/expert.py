@@ -45,8 +45,8 @@ _PLACES = {
     for name, kind in OBJECTS.items()
 }
 _CLOSABLE = frozenset(name.lower() for name in OPENABLE)
-_SEEN = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see (.*?)\.")
-_NAME = re.compile(r"\w+ \d+")
+SEEN = re.compile(r"(?:On the (\w+ \d+)|The (\w+ \d+) is open\. In it), you see (.*?)\.")
+NAME = re.compile(r"[a-z]+ \d+")
 _TAKE = re.compile(r"take (\w+ \d+) from (\w+ \d+)")
 _TAKEN = re.compile(r"You pick up the (\w+ \d+) from the (\w+ \d+)\.")
 _MOVED = re.compile(r"You move the (\w+ \d+) to the (\w+ \d+)\.")
@@ -78,13 +78,21 @@ def read_goal(text: str) -> Goal:
 class Housekeeper:
     """Plays one episode by a plan; see :meth:`decide`."""
 
-    def __init__(self, rng: random.Random, plan: str = "workflow", noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        plan: str = "workflow",
+        noise: float = 0.0,
+        mistakes: float = 0.0,
+    ) -> None:
         """``plan`` is a key of PLANS; ``noise`` the share of turns whose command is not the plan's:
-        0 is the best it can, 1 never follows the plan.
+        0 is the best it can, 1 never follows the plan. ``mistakes`` is the share of turns before
+        those whose command does nothing, as a weak policy's would; see ``mistaken``.
         """
         if plan not in PLANS:
             raise KeyError(f"no plan '{plan}' (have: {', '.join(PLANS)})")
-        self._rng, self._plan, self._noise = rng, plan, noise
+        self.mistaken: list[bool] = []  # by turn: from its command nothing can be learned
+        self._rng, self._plan, self._noise, self._mistakes = rng, plan, noise, mistakes
         self._goal = Goal("", "", "")  # until the first text
         self._options: Sequence[str] = ()  # what the game would accept
         self._said = ""  # latest command
@@ -94,6 +102,7 @@ class Housekeeper:
         self._seen: dict[str, list[str]] = {}  # {receptacle: objects in it}
         self._lamp = ""  # a receptacle beside which the lamp can be used
         self._held = ""  # object in the hand
+        self._at_hand = "", ""  # wanted object that can be taken now, and the command for it
         self._ready: set[str] = set()  # objects that were treated
 
     def decide(self, text: str, admissible: Sequence[str]) -> str:
@@ -107,15 +116,19 @@ class Housekeeper:
             self._goal = read_goal(text)
             self._order = self._likely_first()
         self._observe(text)
-        noisy = self._rng.random() < self._noise
-        self._said = self._distraction() if noisy else PLANS[self._plan](self)
+        self._at_hand = self._wanted()
+        self.mistaken.append(self._rng.random() < self._mistakes)
+        if self.mistaken[-1]:
+            self._said = self._mistake()
+        elif self._rng.random() < self._noise:
+            self._said = self._distraction()
+        else:
+            self._said = PLANS[self._plan](self)
         return self._said
 
     def thought(self) -> str:
-        """A thought to go with the latest command."""
-        if _type(self._held) == self._goal.object:
-            return f"I have the {self._goal.object}."
-        return f"I need to find the {self._goal.object}."
+        """The object that counts, by name once it can be taken or is in the hand: ``"mug 1"``."""
+        return self._held or self._at_hand[0] or self._goal.object
 
     # ---- what it knows
 
@@ -141,8 +154,8 @@ class Housekeeper:
                 self._ready.add(match[2])
             elif treatment and match[1] == treatment.undo:
                 self._ready.discard(match[2])
-        if match := _SEEN.search(text):
-            self._seen[match[1] or match[2]] = _NAME.findall(match[3])
+        if match := SEEN.search(text):
+            self._seen[match[1] or match[2]] = NAME.findall(match[3])
         lamp = self._first(f"use {self._goal.target} ")
         for option in self._options:
             verb, _, name = option.partition(" ")
@@ -167,6 +180,17 @@ class Housekeeper:
             return next(filter(self._holds, targets))
         here = (place for place in targets if f"move {self._held} to {place}" in self._options)
         return next(here, targets[0])
+
+    def _kept(self) -> str:
+        """The receptacle from which nothing is taken any more, "" if there is none."""
+        return self._target() if self._goal.type == "pick_two_obj_and_place" else ""
+
+    def _wanted(self) -> tuple[str, str]:
+        """The first object of the wanted type that can be taken, and how; "" if there is none."""
+        matches = [_TAKE.fullmatch(option) for option in self._options]
+        takes = [m for m in matches if m and _type(m[1]) == self._goal.object]
+        kept = self._kept() if takes else ""
+        return next(((m[1], m[0]) for m in takes if m[2] != kept), ("", ""))
 
     def _first(self, start: str) -> str:
         """The first admissible command that starts like this, "" if there is none."""
@@ -194,11 +218,9 @@ class Housekeeper:
 
     def _fetch(self) -> str:
         """Take the object, go where one was seen, or search on."""
-        kept = self._target() if self._goal.type == "pick_two_obj_and_place" else ""
-        for option in self._options:
-            match = _TAKE.fullmatch(option)
-            if match and _type(match[1]) == self._goal.object and match[2] != kept:
-                return option
+        if take := self._at_hand[1]:
+            return take
+        kept = self._kept()
         known = (place for place in self._order if place != kept and self._holds(place))
         place = next(known, "")
         return self._visit(place) if place else self._search()
@@ -245,6 +267,15 @@ class Housekeeper:
             return self._wander()
         return self._said if kind < 0.6 and self._said else self._rng.choice(self._options)
 
+    def _mistake(self) -> str:
+        """Most often nothing happens then."""
+        at = {*self._order} & {option.partition(" ")[2] for option in self._options}
+        near = [o.removeprefix("go to ") for o in self._options if o.startswith("go to ")]
+        here = next(iter(sorted(at.difference(near))), self._order[0])
+        thing = f"{self._goal.object} {self._rng.randint(1, 3)}"
+        wrong = (f"go to {here}", f"take {thing} from {here}", f"open {here}", self._said or "look")
+        return self._rng.choice(wrong)
+
 
 PLANS: dict[str, Callable[[Housekeeper], str]] = {
     "workflow": Housekeeper._workflow,
@@ -271,16 +302,15 @@ class Player:
     needs no prompt, whatever the wording and however little of the game a prompt shows.
     """
 
-    def __init__(self, game: PlayedGame, keeper: Housekeeper, think: bool) -> None:
-        """``game`` is at its start; ``think``: say a thought first."""
-        self._game, self._keeper, self._think = game, keeper, think
+    def __init__(self, game: PlayedGame, keeper: Housekeeper) -> None:
+        """``game`` is at its start."""
+        self._game, self.keeper = game, keeper
 
     def act(self, observation: str) -> str:
-        """The next response: ``<action>go to fridge 1</action>``."""
-        command = self._keeper.decide(self._game.view.text, self._game.view.admissible)
+        """The next response: ``<think> mug 1</think><action>go to fridge 1</action>``."""
+        command = self.keeper.decide(self._game.view.text, self._game.view.admissible)
         self._game.step(command)
-        thought = f"<think>{self._keeper.thought()}</think>" if self._think else ""
-        return f"{thought}<action>{command}</action>"
+        return f"<think> {self.keeper.thought()}</think><action>{command}</action>"
 
     def close(self) -> None:
         """Close its game."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rsipo_lightning.checks import above, at_least, one_of, within
 from rsipo_lightning.environments.alfworld import sources
@@ -28,12 +28,14 @@ from rsipo_lightning.protocols import (
     SPLITS,
     Environment,
     EnvironmentConfig,
-    Expert,
     StepResult,
     TaskSuite,
 )
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from rsipo_lightning.environments.alfworld.expert import Player
 
 STANDS_FOR = {"val": "valid_train", "test": "valid_seen"}  # of the release
 LEGACY, DRAWS, SEEN = "legacy128", 128, 140  # split, its tasks, the games they are drawn from
@@ -144,11 +146,11 @@ class AlfworldSuite(TaskSuite):
         """A response ends with its action."""
         return ("</action>",)
 
-    def expert(self, task: Task, rng: random.Random) -> Expert:
-        """Plays along in a game of its own."""
+    def expert(self, task: Task, rng: random.Random, **how: Any) -> Player:
+        """Plays along in a game of its own; ``how``: as for a housekeeper, the best it can."""
         from rsipo_lightning.environments.alfworld.expert import Housekeeper, Player
 
-        return Player(self._open(task), Housekeeper(rng), self._wording.think)
+        return Player(self._open(task), Housekeeper(rng, **how))
 
     def hindsight(self, trajectory: Trajectory, rng: random.Random) -> str:
         """What was missing: the form, what to do when nothing happens, or the way to the goal."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.table import Table
 from rsipo_lightning.build import Actors
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.environments import experts
+from rsipo_lightning.environments.experts import ScriptedSkill
 from rsipo_lightning.rollout import Job, Sampling
 from rsipo_lightning.sft.episodes import written
 from rsipo_lightning.types import Role, Skill, Task, Trajectory
@@ -18,11 +19,18 @@ from rsipo_lightning.types import Role, Skill, Task, Trajectory
 Figures = dict[str, dict[str, float | None]]  # {skill in the prompt: {what: percent}}
 
 
-def figures(config: RunConfig, made: Actors, per_type: int, split: str = "val") -> Figures:
+def figures(
+    config: RunConfig,
+    made: Actors,
+    per_type: int,
+    skills: Callable[[str, str], Sequence[ScriptedSkill]] = experts.skills,
+    split: str = "val",
+) -> Figures:
     """Success in percent at T = 1 by task type, shares of valid actions, of valid skills and of
     procedural ones among them.
 
-    A row per kind of skill in the prompt; None where nothing was played.
+    A row per kind of skill in the prompt; None where nothing was played. ``skills(type, kind)``
+    are the scripted ones.
     """
     suite = made.suite
     config = replace(config, seed=0)  # the same noise, whatever was trained
@@ -49,7 +57,7 @@ def figures(config: RunConfig, made: Actors, per_type: int, split: str = "val") 
     rows = {"none": none}
     for kind in experts.KINDS:
         rng = random.Random(kind)
-        shown = [(t, rng.choice(experts.skills(t.type, kind)).text) for t in tasks]
+        shown = [(t, rng.choice(skills(t.type, kind)).text) for t in tasks]
         rows[kind] = look(shown)[1]
     valid = [skill for skill in written(config, made, played, 1.0) if skill.valid]
     rows["its own"] = look([(skill.task, skill.text) for skill in valid])[1]

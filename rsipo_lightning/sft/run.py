@@ -6,6 +6,7 @@ import random
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ from rsipo_lightning.callbacks.progress import counting
 from rsipo_lightning.callbacks.transcripts import trajectory_row
 from rsipo_lightning.checks import one_of
 from rsipo_lightning.config import SftConfig
-from rsipo_lightning.demonstrations import MIXTURES, Demonstrations, Lessons
+from rsipo_lightning.demonstrations import MIXTURES, Demonstrations, Lessons, Teacher
 from rsipo_lightning.endpoint import Endpoint
+from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
 from rsipo_lightning.environments.search import SearchSuite
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.files import append_jsonl
+from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
 from rsipo_lightning.imitation import Epochs
 from rsipo_lightning.run_folder import RunFolder, on_disk
 from rsipo_lightning.sft import report
@@ -197,17 +200,25 @@ def _table(result: Mapping[str, Any]) -> Table | None:
     return table
 
 
-# ---- lessons of the built-in world
+# ---- lessons
 
 
 def _lessons(config: SftConfig, made: Actors) -> Lessons:
     """ConfigError unless environment and tokenizer are those that the lessons are about."""
-    if not isinstance(made.suite, SearchSuite) or made.suite.config.questions:
-        raise ConfigError("sft.lessons are of the built-in world: --env search without files")
-    one_of("sft.mixture", config.sft.mixture, tuple(MIXTURES))
-    mixture = MIXTURES[config.sft.mixture]
+    name, suite, seed = config.sft.mixture, made.suite, config.seed
+    one_of("sft.mixture", name, (*MIXTURES, *HOUSE_MIXTURES))
+    teach: Callable[[], Teacher]
+    if name in HOUSE_MIXTURES:
+        if not isinstance(suite, AlfworldSuite):
+            raise ConfigError(f"sft.lessons of {name} are of --env alfworld")
+        house = HOUSE_MIXTURES[name], suite.config
+        teach = partial(HouseDemonstrations, made.codec, seed, *house)
+    else:
+        if not isinstance(suite, SearchSuite) or suite.config.questions:
+            raise ConfigError("sft.lessons are of the built-in world: --env search without files")
+        teach = partial(Demonstrations, made.codec, seed, MIXTURES[name], suite.config)
     try:
-        return Lessons(Demonstrations(made.codec, config.seed, mixture, made.suite.config))
+        return Lessons(teach())
     except ValueError as error:  # a word of the world is several tokens
         raise ConfigError(
             f"sft.lessons need the tiny policy's tokenizer, not that of {config.model.path}; "
@@ -218,11 +229,12 @@ def _lessons(config: SftConfig, made: Actors) -> Lessons:
 def _learn_lessons(
     config: SftConfig, made: Actors, lessons: Lessons, folder: Path, console: Console | None
 ) -> dict[str, Any]:
-    training = config.training(config.sft.lessons)
+    s, training = config.sft, config.training(config.sft.lessons)
     train(training, made, lessons, folder, console)
     made.save(folder / "policy")
-    report_of = report.figures(training, made, config.sft.report) if config.sft.report else None
-    return {"updates": config.sft.lessons, "report": report_of}
+    shown = lessons.teacher.skills
+    report_of = report.figures(training, made, s.report, shown) if s.report else None
+    return {"updates": s.lessons, "report": report_of}
 
 
 # ---- the folder

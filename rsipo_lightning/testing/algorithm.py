@@ -223,6 +223,18 @@ class _Check(Contract):
             self.require(_close(one, other), f"{rule} in the stream '{name}'")
 
 
+def _silent(stream: Stream, batch: TokenBatch, logp: Tensor) -> bool:
+    """Whether values of 0 give losses and gradients of 0."""
+    inputs = [x for x in (logp, batch.entropy) if x is not None and x.requires_grad]
+    loss = stream.loss(batch, logp, torch.zeros_like(logp))
+    if bool(loss.any()):
+        return False
+    if not loss.requires_grad:
+        return True
+    found = torch.autograd.grad(loss.sum(), inputs, retain_graph=True, allow_unused=True)
+    return not any(bool(grad.any()) for grad in found if grad is not None)
+
+
 class Watched(Algorithm[Any]):
     """Another algorithm, each of whose hooks is called twice; what it returns is checked."""
 
@@ -252,6 +264,8 @@ class Watched(Algorithm[Any]):
             rule = f"{what} must give one number per token, [N]; its shape is {shape}"
             self.contract.require(shape == tuple(logp.shape), rule)
             self.contract.require(bool(found.isfinite().all()), f"{what} is not finite")
+            rule = f"{what} must be 0, with its gradient, where the value is 0"
+            self.contract.require(_silent(stream, batch, logp), rule)
             return found
 
         return loss

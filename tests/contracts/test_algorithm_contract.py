@@ -284,6 +284,8 @@ BROKEN: list[tuple[Any, str]] = [
     (credited(value=lambda v: v * len(v)), "the values of 'actor' depend on the number of rows"),
     (losing(lambda b, logp, v: (v * logp).mean()), "the loss of 'actor' must give one number per"),
     (losing(lambda b, logp, v: logp / 0.0), "the loss of 'actor' is not finite"),
+    (losing(lambda b, logp, v: -logp), "the loss of 'actor' must be 0, with its gradient, where"),
+    (losing(lambda b, logp, v: logp - logp.detach()), "the loss of 'actor' must be 0, with its"),
     (losing(lambda b, logp, v: v * logp * len(v)), "the gradient depends on micro-batches, order"),
     (gated(lambda b, logp: logp * 0 + 2), "the gate of 'teacher' must give one number in [0, 1]"),
     (gated(lambda b, logp: logp.sum().sigmoid()), "the gate of 'teacher' must give one number in"),

@@ -107,6 +107,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
             "have no scripted skills: set sft.labels=endpoint or file",
         ),
         ([*GOOD, "env.questions=QUESTIONS", "sft.lessons=1"], "sft.lessons are of the built-in"),
+        ([*GOOD, "--sft", "tiny_alfworld"], "sft.lessons of tiny_alfworld are of --env alfworld"),
     ],
 )
 def test_what_cannot_start_is_one_line_and_writes_nothing(

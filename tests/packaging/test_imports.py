@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"codec", "skills", "tokens", "sharding", "strategy", "policy", "rollout", "replay", "bank"},
     {"algorithms"},
     {"module"},
-    {"callbacks", "tiny", "imitation", "demonstrations", "smollm2"},
+    {"callbacks", "tiny", "imitation", "demonstrations", "household", "smollm2"},
     {"eval_report", "published"},
     {"build", "testing"},
     {"sft"},
@@ -29,7 +29,7 @@ LAYERS: list[set[str]] = [
 # that put parts together see them.
 NOUNS = {"types", "errors", "keys", "rng", "checks", "protocols", "web", "files"}
 BESIDE = {"environments": NOUNS, "engines": NOUNS | {"policy", "codec"}}
-SEES_BESIDE = {"tiny", "demonstrations", "sft", "build", "testing", "retriever_server"}
+SEES_BESIDE = {"tiny", "demonstrations", "household", "sft", "build", "testing", "retriever_server"}
 # Data that is found by importlib.resources.
 DATA = {"configs", "models"}
 

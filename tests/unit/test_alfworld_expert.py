@@ -159,16 +159,30 @@ def test_it_leaves_the_first_of_two_objects_alone_and_fetches_the_second_where_i
     ]
 
 
-@pytest.mark.parametrize("think", [False, True])
-def test_a_player_needs_no_prompt(games, think):
-    form = r"<think>I (?:have|need to find) the \w+\.</think>" if think else ""
+def test_a_player_needs_no_prompt_and_thinks_of_what_it_can_take_or_holds(games):
     for game in games[:6]:
         live = ENGINE.open(game)
-        player = Player(ENGINE.open(game), Housekeeper(random.Random(0), noise=0.3), think)
+        wanted, held = read_goal(live.view.text).object, ""
+        player = Player(ENGINE.open(game), Housekeeper(random.Random(0), noise=0.3))
         for _ in range(50):
-            match = re.fullmatch(form + "<action>(.+)</action>", player.act("anything"))
-            if live.step(match[1]).won:
+            options = live.view.admissible
+            match = re.fullmatch(
+                "<think> (.+)</think><action>(.+)</action>", player.act("anything")
+            )
+            thought, command = match.groups()
+            if held:
+                assert thought == held
+            elif thought != wanted:
+                assert thought.startswith(f"{wanted} ")
+                assert any(option.startswith(f"take {thought} from ") for option in options)
+            elif game.type != "pick_two_obj_and_place":
+                assert not any(option.startswith(f"take {wanted} ") for option in options)
+            if live.step(command).won:
                 break
+            if taken := re.match(r"You pick up the (\w+ \d+)", live.view.text):
+                held = taken[1]
+            elif live.view.text.startswith("You move"):
+                held = ""
         assert live.view.won
 
 
@@ -176,7 +190,7 @@ def test_a_player_closes_its_game_won_or_not(games, monkeypatch):
     closed = []
     monkeypatch.setattr(BuiltinGame, "close", lambda self: closed.append(self))
     live = ENGINE.open(games[0])
-    player = Player(live, Housekeeper(random.Random(0)), think=False)
+    player = Player(live, Housekeeper(random.Random(0)))
     player.act("")
     assert not live.view.won
     player.close()

@@ -22,7 +22,13 @@ from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.protocols import EnvironmentConfig, StepResult, TaskSuite
 from rsipo_lightning.rollout import Player
-from rsipo_lightning.testing import ToyWorld, byte_tokenizer, make_algorithm, random_policy
+from rsipo_lightning.testing import (
+    ToyWorld,
+    byte_tokenizer,
+    gradient,
+    make_algorithm,
+    random_policy,
+)
 from rsipo_lightning.types import Iteration, Prompt, Role, RolloutGroup, Sample, Stop, Task
 
 TOKENIZER = byte_tokenizer()
@@ -304,6 +310,25 @@ def test_a_copy_is_state_of_the_run() -> None:
 
 
 # ---- nothing to train
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_rows_of_equal_rewards_need_no_forward(kl: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless another term wants them; the update is the same either way."""
+    algorithm = make_algorithm("grpo", kl=kl, entropy=0.0)
+    policy, reference = (random_policy(len(TOKENIZER), seed, layers=1) for seed in (1, 2))
+    world = ToyWorld(policy, TOKENIZER, reference)
+    module = world.module(algorithm, world.iteration(algorithm))
+    samples = module.samples(module.iteration)
+    for s in samples[::3]:
+        s.credits["actor"].value.zero_()
+    parts = module.micro_batches(samples, 1, 3)
+    flat = 0 if kl else len(samples[::3])
+    assert sum(len(part.samples) for part in parts) == len(samples) - flat
+    found = gradient(module, samples, 3)
+    monkeypatch.setattr(PolicyModule, "_teaches", lambda self, sample: True)
+    assert torch.allclose(found, gradient(module, samples, 3), atol=1e-7)
+    assert found.norm() > 1e-4
 
 
 @pytest.mark.parametrize("name", ["vanilla", "skill_prompt"])

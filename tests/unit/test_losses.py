@@ -13,7 +13,6 @@ from rsipo_lightning.algorithms.losses import (
     importance_weighted_k3,
     k3_to_reference,
     negative_entropy,
-    nll,
     reverse_kl,
     reward_weighted_nll,
     sequence_surrogate,
@@ -134,11 +133,6 @@ def test_k3() -> None:
 def test_skill_writing() -> None:
     _, grad, _ = gradient(reward_weighted_nll, OMEGA)
     assert torch.equal(grad, -OMEGA)
-
-
-def test_imitation() -> None:
-    _, grad, _ = gradient(nll, OMEGA)
-    assert torch.equal(grad, -torch.ones(N))
 
 
 def test_entropy_is_rewarded() -> None:

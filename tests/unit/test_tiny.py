@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,15 @@ from rsipo_lightning.imitation import sample
 from rsipo_lightning.module import lr_factor
 from rsipo_lightning.policy import MODELS, TINY, Policy
 from rsipo_lightning.skills import read_skill
-from rsipo_lightning.tiny import JSON, TAGS, YEARS, build_tokenizer, new_model, vocabulary
+from rsipo_lightning.tiny import (
+    JSON,
+    NUMBERS,
+    TAGS,
+    YEARS,
+    build_tokenizer,
+    new_model,
+    vocabulary,
+)
 
 FIXTURES = {"tiny": "demonstrations", "tiny_hard": "hard"}
 HASHES = {  # of the first rows of each mixture
@@ -52,22 +61,38 @@ def test_words_tags_and_years_are_one_token(made: PreTrainedTokenizerBase) -> No
     assert [w for w in wanted if len(made.encode(w, add_special_tokens=False)) != 1] == []
 
 
-@given(text=st.text(max_size=60))
+@pytest.mark.parametrize("name", SHIPPED)
+@given(text=st.text(max_size=60) | st.text("0123456789 -.,a", max_size=20))
 @settings(max_examples=200, deadline=None)
-def test_the_shipped_tokenizer_reads_any_text(text: str) -> None:
+def test_the_shipped_tokenizers_read_any_text(name: str, text: str) -> None:
     """Lossless but for Unicode's composed form, which Qwen2 takes."""
     import unicodedata
 
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer = _loaded(name)
     if any("\ud800" <= c <= "\udfff" for c in text):
         return
     ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
     assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
 
 
-def test_both_shipped_policies_have_one_tokenizer() -> None:
-    one, other = ((MODELS / name / "tokenizer.json").read_text() for name in SHIPPED)
+_loaded = cache(lambda name: AutoTokenizer.from_pretrained(MODELS / name))
+
+
+def test_the_policies_for_search_have_one_tokenizer() -> None:
+    one, other = ((MODELS / n / "tokenizer.json").read_text() for n in ("tiny", "tiny_hard"))
     assert one == other
+
+
+def test_numbers_of_things_are_one_token_for_alfworld() -> None:
+    tokenizer, made = _loaded("tiny_alfworld"), build_tokenizer(NUMBERS)
+    seen = "You open the drawer 12. In it, you see a mug 1, a cd 30, and a safe 7."
+    for text in (seen, "go to cabinet 1 2 15, bed 1", "born in 1985", "mug 123"):
+        ids = tokenizer.encode(text)
+        assert ids == made.encode(text)
+        assert tokenizer.decode(ids) == text
+    words = re.findall(r"\w+|[,.]", seen)
+    assert len(tokenizer.encode(seen)) == len(words)
+    assert {len(tokenizer.encode(year)) for year in YEARS} == {1}  # not " 19" and two digits
 
 
 def test_auto_tokenizer_gives_the_same_ids_back(
