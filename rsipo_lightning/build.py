@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 
-from rsipo_lightning import registry
+from rsipo_lightning import memory, registry
 from rsipo_lightning.algorithms.base import PLAIN, Algorithm, active
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.callbacks.best_skills import BestSkills
@@ -237,6 +237,8 @@ def fit(
     began = clock()
     quiet()
     checkpoint = latest(Path(resume)) if resume else None
+    if accelerator(config) == "cuda":
+        memory.report(config, Console())
     with closing(parts(config, ("train", "val", "test"), training=True)) as made:
         check_training(config, made, made.algorithm.bank)
         server = made.algorithm.analyzer

@@ -94,6 +94,9 @@ def _fit(argv: list[str]) -> int:
         "rsipo-fit --algo rsipo --env search seed=1 trainer.updates=10",
     )
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument(
+        "--print-memory", action="store_true", help="show what a GPU must hold, and exit"
+    )
     args = parser.read(argv)
     if args.list:
         return _list(FIT.groups)
@@ -112,6 +115,13 @@ def _fit(argv: list[str]) -> int:
     composed = compose_kind(FIT, flags, source, args.overrides)
     if args.print_config:
         print(to_yaml(composed.config, composed.origins), end="")
+        return 0
+    if args.print_memory:
+        from rich.console import Console
+
+        from rsipo_lightning import memory
+
+        memory.report(composed.config, Console())
         return 0
     if not args.resume:
         check_writable(composed.config)

@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"codec", "skills", "tokens", "policy", "rollout", "replay", "bank"},
     {"algorithms"},
     {"module"},
-    {"callbacks", "tiny", "imitation", "demonstrations", "smollm2"},
+    {"callbacks", "tiny", "imitation", "demonstrations", "smollm2", "memory"},
     {"eval_report", "published"},
     {"build", "testing"},
     {"sft"},
