@@ -84,7 +84,7 @@ class Architecture:
         return sum(self.tensors)
 
     def shard(self, ranks: int) -> int:
-        """Parameters of one rank under ZeRO-3, which pads each weight to a multiple of ``ranks``."""
+        """Parameters of one rank under ZeRO-3: each weight is padded to a multiple of ``ranks``."""
         return sum(math.ceil(n / ranks) for n in self.tensors)
 
 
@@ -141,7 +141,9 @@ class Memory:
         for term in self.terms:
             sizes = [getattr(term, phase) for phase in PHASES]
             if any(sizes):
-                shown.add_row(term.name, *(f"{n / GIB:.2f}" if n else "" for n in sizes), term.change)
+                shown.add_row(
+                    term.name, *(f"{n / GIB:.2f}" if n else "" for n in sizes), term.change
+                )
         shown.add_section()
         shown.add_row("total", *(f"{self.total(phase) / GIB:.2f}" for phase in PHASES), "")
         return shown
@@ -274,7 +276,6 @@ def _forwards(
     A layer's backward takes as much again as the layer keeps; with checkpointing one layer is run
     again at a time and the others keep their inputs.
     """
-    t = config.trainer
     tokens, trained = rows.forward(config)
     layer, change = a.token_bytes[size], "raise trainer.micro_batches"
     kept, less = a.layers * layer, "set model.gradient_checkpointing=true"
@@ -290,18 +291,20 @@ def _forwards(
 def _generation(
     config: RunConfig, a: Architecture, size: int, rows: _Rows, tasks: int
 ) -> list[Term]:
-    """The engine ``hf``: cache of all live episodes, or of the analyses of one update."""
+    """The engine ``hf``: under ZeRO-3 a whole copy of the weights, and the cache of all live
+    episodes or of the analyses of one update, which it keeps until the weights change.
+    """
     r, e, t = config.rollout, config.eval, config.trainer
     looked = max(e.episodes, e.val_episodes if e.every else 0)
     live = min(r.live, max(tasks * r.group, math.ceil(looked / (t.devices * t.nodes))))
     cached = max(live * rows.length, min(live, tasks) * r.context)
     token = 2 * a.layers * a.keys * size
     new = rows.length - r.max_new_tokens if _window(config) else r.context // config.env.max_steps
-    copied = size * a.parameters if t.zero3 else 0  # generation gathers all weights
+    copied = size * a.parameters if t.zero3 else 0
     change = "lower rollout.live"
     return [
-        Term("engine's weights", "take a smaller model.path", copied),
-        Term("KV cache", change, cached * token * 3 // 2),  # it grows by half
+        _always("engine's weights", "take a smaller model.path", copied),
+        _always("KV cache", change, cached * token * 3 // 2),  # it grows by half
         Term("prompts", change, live * new * a.token_bytes[size]),
         Term("sampling", change, live * a.vocab * SAMPLING),
     ]

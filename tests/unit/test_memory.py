@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -245,7 +246,10 @@ def test_more_work_never_needs_less(key: str, values: tuple[Any, ...], env: str)
 @pytest.mark.parametrize("algo", registry.names("algorithms"))
 def test_every_method_is_reckoned_with_the_copies_that_it_keeps(algo: str) -> None:
     config = run_config(algo=algo)
-    found, weights = estimate(config, Architecture.of(qwen())), 4 * Architecture.of(qwen()).parameters
+    found, weights = (
+        estimate(config, Architecture.of(qwen())),
+        4 * Architecture.of(qwen()).parameters,
+    )
     assert size(found, "reference policy") == weights * (getattr(config.algo, "kl", 0) > 0)
     assert size(found, "teacher's copy") == weights * (algo == "step_opsd")
 
@@ -296,7 +300,7 @@ def test_a_gpu_run_is_refused_before_its_weights_are_loaded(
 
 
 def test_a_table_leaves_out_what_takes_nothing() -> None:
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))
+    console = Console(width=120, record=True, file=StringIO())
     found = estimate(run_config("algo.kl=0"), Architecture.of(qwen()))
     console.print(found.table("small"))
     shown = console.export_text()
