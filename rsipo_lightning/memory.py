@@ -56,11 +56,12 @@ class Architecture:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         text = config.get_text_config()
-        heads = text.num_attention_heads
-        pairs = getattr(text, "num_key_value_heads", None) or heads
-        dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-        hidden, queries, keys = text.hidden_size, heads * dim, pairs * dim
-        inner = getattr(text, "intermediate_size", None) or 4 * hidden
+        heads = int(text.num_attention_heads)
+        pairs = int(getattr(text, "num_key_value_heads", None) or heads)
+        hidden = int(text.hidden_size)
+        dim = int(getattr(text, "head_dim", None) or hidden // heads)
+        inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
+        queries, keys = heads * dim, pairs * dim
         normed = any("q_norm" in name for name, _ in model.named_modules())
 
         def kept(size: int) -> int:

@@ -285,6 +285,9 @@ def test_print_memory_shows_the_estimate_and_writes_nothing(
     assert fit(*preset, "trainer.gpu_gib=79") == 0
     assert fit(*preset, "trainer.gpu_gib=24") == 2
     assert "rsipo-fit: error: a GPU has 24.0 GiB and needs" in capsys.readouterr().err
+    for path in ("tiny", "untrained"):
+        assert fit("--print-memory", f"model.path={path}") == 0
+        assert f"{path}, 0.00 B parameters, auto, 1 GPU" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
