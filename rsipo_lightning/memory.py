@@ -46,7 +46,6 @@ class Architecture:
     vocab: int
     layers: int
     hidden: int
-    queries: int  # width of all heads of the queries
     keys: int  # width of all heads of the keys, which is that of the values
     token_bytes: dict[int, int]  # {bytes of a number: of what a layer keeps of a token to go back}
 
@@ -75,7 +74,6 @@ class Architecture:
             vocab=text.vocab_size,
             layers=text.num_hidden_layers,
             hidden=hidden,
-            queries=queries,
             keys=keys,
             token_bytes={size: kept(size) for size in (2, 4)},
         )
