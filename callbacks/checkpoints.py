@@ -142,10 +142,10 @@ def check_ranks(checkpoint: Path, trainer: TrainerSection) -> None:
         raise CheckpointError(
             f"{checkpoint} was written with trainer.strategy={kind}; go on with that"
         )
-    if shares and shares != (now := ranks.count(trainer.devices)):
+    if shares and shares != (now := ranks.count(trainer.ranks)):
         raise CheckpointError(
             f"{checkpoint} holds the shares of {shares} ranks, this run has {now}; go on with as "
-            "many (trainer.devices)"
+            "many (trainer.devices x trainer.nodes)"
         )
 
 

@@ -25,7 +25,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from rsipo_lightning import ranks, registry
+from rsipo_lightning import memory, ranks, registry
 from rsipo_lightning.algorithms.base import PLAIN, Algorithm, active
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.callbacks.best_skills import BestSkills
@@ -264,6 +264,8 @@ def fit(
     checkpoint = latest(Path(resume)) if resume else None
     if checkpoint:
         check_ranks(checkpoint, config.trainer)
+    if kind == "cuda":
+        memory.report(config, Console())
     connect(config, kind)
     first_rank = rank_of_ranks()[0] == 0
     shards = Shards(config, kind) if config.trainer.zero3 else None
@@ -385,7 +387,7 @@ def _train(
     trainer = L.Trainer(
         accelerator=accelerator(config),
         devices=t.devices,
-        num_nodes=max(1, rank_of_ranks()[1] // t.devices),
+        num_nodes=t.nodes,
         strategy=Zero3Strategy(made.shards.config) if made.shards else t.strategy,
         max_epochs=t.updates,
         accumulate_grad_batches=t.micro_batches,

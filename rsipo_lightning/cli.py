@@ -96,6 +96,9 @@ def _fit(argv: list[str]) -> int:
         "rsipo-fit --algo rsipo --env search seed=1 trainer.updates=10",
     )
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    parser.add_argument(
+        "--print-memory", action="store_true", help="show what a GPU must hold, and exit"
+    )
     args = parser.read(argv)
     if args.list:
         return _list(FIT.groups)
@@ -115,10 +118,22 @@ def _fit(argv: list[str]) -> int:
     if args.print_config:
         print(to_yaml(composed.config, composed.origins), end="")
         return 0
+    if args.print_memory:
+        from rich.console import Console
+
+        from rsipo_lightning import memory
+
+        memory.report(composed.config, Console())
+        return 0
     if not args.resume and ranks.rank() == 0:
         check_writable(composed.config)
     trainer = composed.config.trainer
-    if (trainer.devices > 1 or trainer.zero3) and not ranks.started():
+    if (trainer.ranks > 1 or trainer.zero3) and not ranks.started():
+        if trainer.nodes > 1:
+            raise ConfigError(
+                f"trainer.nodes={trainer.nodes}: start the command on every node with torchrun "
+                "(docs/scaling.md)"
+            )
         return _on_ranks(argv, trainer.devices)
     from rsipo_lightning import build
 

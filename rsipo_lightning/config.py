@@ -57,22 +57,32 @@ class TrainerSection(ComputeSection):
     """How long is trained, and on how many devices."""
 
     updates: int = 30  # optimizer iterations
-    devices: int = 1  # ranks on this node
+    devices: int = 1  # ranks on each node
+    nodes: int = 1
     strategy: str = "auto"  # auto | ddp | zero3
     minibatches: int = 1  # optimizer steps of one update's rollouts
     # zero3 on GPUs: what is kept in the memory of the CPU, and the step is made there
     offload_optimizer: bool = False
     offload_parameters: bool = False
+    gpu_gib: float = 0.0  # memory of a GPU, for the estimate; 0: what the smallest one has
+    force_memory: bool = False  # start although the estimate says that it cannot fit
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("updates", "minibatches"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
         within("trainer.devices", self.devices, 1, 1024)
+        within("trainer.nodes", self.nodes, 1, 1024)
+        within("trainer.gpu_gib", self.gpu_gib, 0, 1024)
         one_of("trainer.strategy", self.strategy, ("auto", "ddp", "zero3"))  # others: not tested
         for name in ("offload_optimizer", "offload_parameters"):
             if getattr(self, name) and not self.zero3:
                 raise ConfigError(f"trainer.{name}=true needs --trainer zero3")
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the run, over all nodes."""
+        return self.devices * self.nodes
 
     @property
     def zero3(self) -> bool:

@@ -139,7 +139,9 @@ class PolicyModule(L.LightningModule):
         scores: list[dict[str, Tensor]],
     ) -> None:
         """Fill ``scores[i][name]`` in exactly as many forwards on every rank."""
-        for part in split(views, [len(v[1]) for v in views], self.run_config.trainer.micro_batches):
+        trainer = self.run_config.trainer
+        parts = trainer.minibatches * trainer.micro_batches  # as many rows at once as in training
+        for part in split(views, [len(v[1]) for v in views], parts):
             null = null_sample()
             ids, mask = pad(
                 [v[1] for v in part] or [null.ids], [v[2] for v in part] or [null.mask], self.device

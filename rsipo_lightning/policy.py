@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -139,19 +140,29 @@ def model_source(path: str) -> str:
     return str(MODELS / path) if path in SHIPPED else path
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Tokenizer of ``model.path``. Missing, empty or without chat template: DataError."""
+def load_config(path: str) -> PretrainedConfig:
+    """Config of ``model.path``. Missing or of an unknown kind: DataError."""
     source = model_source(path)
     offline = _check_source(path, source)
-    what = "config"
     try:
-        AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
-        what = "tokenizer"
-        tokenizer = AutoTokenizer.from_pretrained(
+        config: PretrainedConfig = AutoConfig.from_pretrained(
             source, local_files_only=offline, trust_remote_code=False
         )
+    except Exception as error:  # transformers raises what it likes
+        raise DataError(_cannot(path, "config", error)) from error
+    return config
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """Tokenizer of ``model.path``. Missing, empty or without chat template: DataError."""
+    load_config(path)  # where it is broken, transformers would speak of the tokenizer
+    source = model_source(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, local_files_only=_check_source(path, source), trust_remote_code=False
+        )
     except Exception as error:  # transformers, tokenizers and safetensors raise their own
-        raise DataError(_cannot(path, what, error)) from error
+        raise DataError(_cannot(path, "tokenizer", error)) from error
     if not tokenizer.encode("Who is it?", add_special_tokens=False):
         # transformers makes one of special tokens alone where the files of the vocabulary lack
         raise DataError(

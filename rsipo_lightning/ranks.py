@@ -46,9 +46,9 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def count(devices: int) -> int:
-    """How many ranks there are, or will be: ``devices`` of this machine where none has started."""
-    return int(os.environ.get("WORLD_SIZE", devices))
+def count(planned: int) -> int:
+    """How many ranks there are; ``planned`` where none has started."""
+    return int(os.environ.get("WORLD_SIZE", planned))
 
 
 def started() -> bool:

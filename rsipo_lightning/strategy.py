@@ -27,7 +27,7 @@ def connect(config: RunConfig, kind: str) -> None:
     do together. Raises ConfigError where their number is not what the config says.
     """
     t = config.trainer
-    if not t.zero3 and ranks.count(t.devices) == 1:
+    if not t.zero3 and ranks.count(t.ranks) == 1:
         return
     if not ranks.started():
         raise ConfigError(
@@ -35,9 +35,10 @@ def connect(config: RunConfig, kind: str) -> None:
             "rsipo-fit or torchrun"
         )
     local = int(os.environ.get("LOCAL_WORLD_SIZE", t.devices))
-    if local != t.devices:
+    if (local, ranks.count(t.ranks)) != (t.devices, t.ranks):
         raise ConfigError(
-            f"trainer.devices={t.devices}: the launcher has started {local} ranks on this node"
+            f"trainer.devices={t.devices} trainer.nodes={t.nodes}: the launcher has started "
+            f"{local} ranks on this node, {ranks.count(t.ranks)} in all"
         )
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

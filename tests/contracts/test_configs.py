@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from rsipo_lightning import composing, registry
 from rsipo_lightning.composing import FIT, SFT, compose, compose_kind, members, plain, to_yaml
 from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.memory import GIB, architecture, estimate
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(
@@ -139,6 +140,54 @@ def test_presets_of_alfworld_are_the_published_protocols() -> None:
     shared = [0.1, "always", 16, 8, 512, 0.01, 0.001, "action"]
     assert keys("alfworld") == ["window", 2, 50, *shared]
     assert keys("alfworld_30") == ["window", 5, 30, *shared]
+
+
+MODELS = {
+    "qwen2_5_3b": "Qwen/Qwen2.5-3B-Instruct",
+    "qwen2_5_7b": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen3_1_7b": "Qwen/Qwen3-1.7B",
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "tasks", "kl", "penalty", "warmup", "steps"),
+    [
+        ("alfworld", 16, 0.01, 0.1, 0, 8),
+        ("alfworld_30", 16, 0.01, 0.1, 0, 6),
+        ("search", 128, 0.001, 0.01, 15, 10),
+        ("search_verl", 128, 0.001, 0.01, 15, 10),
+    ],
+)
+@pytest.mark.parametrize("algo", ["grpo", "rsipo", "sdar", "seed", "opid"])
+@pytest.mark.parametrize("model", MODELS)
+def test_presets_of_models_are_the_papers_runs(
+    model: str, algo: str, env: str, tasks: int, kl: float, penalty: float, warmup: int, steps: int
+) -> None:
+    """Whatever stands in a file and whatever is a default (methods.md 7.1)."""
+    config = compose(algo=algo, env=env, model=model, trainer="zero3_8gpu")
+    t, o, r, a = config.trainer, config.optim, config.rollout, config.algo
+    assert (config.model.path, config.model.dtype) == (MODELS[model], "bfloat16")
+    assert (t.strategy, t.devices, t.updates) == ("zero3", 8, 150)
+    assert (o.lr, o.weight_decay, o.clip, o.schedule) == (1e-6, 0.01, 1.0, "constant")
+    assert (r.tasks, r.group, r.temperature, r.max_new_tokens) == (tasks, 8, 1.0, 512)
+    assert (a.kl, a.clip, a.dual_clip, config.env.invalid_penalty) == (kl, 0.2, 3.0, penalty)
+    halved = tasks == 128 and algo in ("seed", "opid")  # mini-batches of 512 rows, no entropy term
+    assert t.minibatches == (steps // 2 if halved else steps)
+    assert o.warmup == warmup * t.minibatches  # .1 of the updates
+    assert a.entropy == (0.0 if halved else 0.001)
+    qwen3_opid = (model, algo, tasks) == ("qwen3_1_7b", "opid", 16)
+    assert a.adv_norm == ("mean" if qwen3_opid else "mean_std")
+    assert (config.eval.every, config.eval.val_episodes, config.eval.temperature) == (
+        (150, 512, 0.4) if tasks == 128 else (5, 128, 0.4)
+    )
+
+
+@pytest.mark.parametrize("algo", registry.names("algorithms"))
+@pytest.mark.parametrize("env", ["alfworld", "search", "search_verl"])
+@pytest.mark.parametrize("model", MODELS)
+def test_presets_of_models_fit_eight_gpus_of_80_gb(model: str, env: str, algo: str) -> None:
+    config = compose(algo=algo, env=env, model=model, trainer="zero3_8gpu")
+    estimate(config, architecture(config.model.path)).check(config, 79 * GIB)
 
 
 @pytest.mark.parametrize("engine", registry.names("engines"))

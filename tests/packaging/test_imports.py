@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"codec", "skills", "tokens", "sharding", "strategy", "policy", "rollout", "replay", "bank"},
     {"algorithms"},
     {"module"},
-    {"callbacks", "tiny", "imitation", "demonstrations", "household", "smollm2"},
+    {"callbacks", "tiny", "imitation", "demonstrations", "household", "smollm2", "memory"},
     {"eval_report", "published"},
     {"build", "testing"},
     {"sft"},

@@ -15,7 +15,13 @@ from rsipo_lightning.algorithms.grpo import GRPO, GRPOConfig
 from rsipo_lightning.algorithms.losses import gated_distillation, sigmoid_gate
 from rsipo_lightning.callbacks.rollouts import RolloutCollector, others, task_batch
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.config import EvalSection, OptimSection, RolloutSection, RunConfig
+from rsipo_lightning.config import (
+    EvalSection,
+    OptimSection,
+    RolloutSection,
+    RunConfig,
+    TrainerSection,
+)
 from rsipo_lightning.engines.scripted import ScriptedEngine
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
@@ -29,6 +35,7 @@ from rsipo_lightning.testing import (
     make_algorithm,
     random_policy,
 )
+from rsipo_lightning.tokens import null_sample
 from rsipo_lightning.types import Iteration, Prompt, Role, RolloutGroup, Sample, Stop, Task
 
 TOKENIZER = byte_tokenizer()
@@ -347,3 +354,17 @@ def test_without_a_term_the_learning_rate_is_0(name: str) -> None:
         module.objective(part).backward()
     optimizer.step()
     assert all(torch.equal(before[k], v) for k, v in policy.state_dict().items())
+
+
+# ---- scoring
+
+
+def test_scoring_runs_no_more_rows_at_once_than_training() -> None:
+    trainer = TrainerSection(minibatches=2, micro_batches=2)
+    policy = random_policy(len(TOKENIZER), layers=1)
+    rows: list[int] = []
+    policy.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    config = RunConfig(trainer=trainer)
+    module = PolicyModule(policy, make_algorithm("grpo"), config, None)  # type: ignore[arg-type]
+    module.score([null_sample() for _ in range(8)])
+    assert rows == [2, 2, 2, 2]

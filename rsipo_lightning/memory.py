@@ -1,0 +1,316 @@
+"""What a run takes of each GPU, reckoned from its config and the model's config.json alone.
+
+No weight is loaded. Every row is taken to be as long as it may be and every episode to take all its
+turns, so the estimate is what a full update needs, not the average one. Bytes of activations and
+logits were measured on CPU (tests/unit/test_memory.py); ``RESERVE`` is a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from rsipo_lightning import ranks, registry
+from rsipo_lightning.algorithms.base import Algorithm, active
+from rsipo_lightning.composing import component
+from rsipo_lightning.config import UNTRAINED, RunConfig
+from rsipo_lightning.errors import ConfigError
+from rsipo_lightning.policy import MODELS, load_config
+
+GIB = 2**30
+RESERVE = 2 * GIB  # CUDA context, NCCL's buffers, fragmentation
+# Of DeepSpeed's defaults, in parameters: gathered at most, reduced at once, stepped at once
+LIVE, BUCKET, GROUP = 10**9, 5 * 10**8, 10**9
+WINDOW_PROMPT = 2048  # tokens of a prompt that is written anew each turn (methods.md 7.1: ALFWorld)
+LOGITS, ENTROPY = 13, 21  # bytes per token and entry of the vocabulary; with a term of entropies
+SAMPLING = 36  # the same while decoding: log-probs in float32, their sums in float64
+SHARD = "set trainer.strategy=zero3"
+SHAPES = MODELS / "shapes"  # config.json of the presets' models, by hub name
+
+PHASES = ("rollout", "scoring", "training", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What counts of a decoder."""
+
+    tensors: tuple[int, ...]  # parameters of each weight; tied ones once
+    vocab: int
+    layers: int
+    hidden: int
+    keys: int  # width of all heads of the keys, which is that of the values
+    token_bytes: dict[int, int]  # {bytes of a number: of what a layer keeps of a token to go back}
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> Architecture:
+        """Parameters are counted on a model without storage; activations are those of Qwen."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        text = config.get_text_config()
+        heads = int(text.num_attention_heads)
+        pairs = int(getattr(text, "num_key_value_heads", None) or heads)
+        hidden = int(text.hidden_size)
+        dim = int(getattr(text, "head_dim", None) or hidden // heads)
+        inner = int(getattr(text, "intermediate_size", None) or 4 * hidden)
+        queries, keys = heads * dim, pairs * dim
+        normed = any("q_norm" in name for name, _ in model.named_modules())
+
+        def kept(size: int) -> int:
+            norms = 2 * (hidden * (4 + 2 * size) + 4)  # input, normalised, output; 1 / rms
+            attention = 2 * size * (queries + keys) + 4 * heads
+            own = (queries + keys) * (4 + size) + 4 * (heads + pairs) if normed else 0
+            return norms + attention + own + 4 * size * inner
+
+        return cls(
+            tensors=tuple(p.numel() for p in model.parameters()),
+            vocab=text.vocab_size,
+            layers=text.num_hidden_layers,
+            hidden=hidden,
+            keys=keys,
+            token_bytes={size: kept(size) for size in (2, 4)},
+        )
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.tensors)
+
+    def shard(self, ranks: int) -> int:
+        """Parameters of one rank under ZeRO-3: each weight is padded to a multiple of ``ranks``."""
+        return sum(math.ceil(n / ranks) for n in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One use of memory in each phase of an update, bytes, and what makes it smaller."""
+
+    name: str
+    change: str
+    rollout: int = 0
+    scoring: int = 0  # log-probs of teachers and reference, without gradients
+    training: int = 0  # a forward and its backward
+    step: int = 0  # of the optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The estimate for one GPU."""
+
+    terms: tuple[Term, ...]
+
+    def total(self, phase: str) -> int:
+        """Bytes of all terms."""
+        return sum(getattr(term, phase) for term in self.terms)
+
+    @property
+    def peak(self) -> str:
+        """The phase that takes most."""
+        return max(PHASES, key=self.total)
+
+    @property
+    def need(self) -> int:
+        """Bytes that a GPU must have."""
+        return self.total(self.peak)
+
+    def check(self, config: RunConfig, have: int) -> None:
+        """ConfigError if a GPU of ``have`` bytes is too small, unless trainer.force_memory."""
+        if self.need <= have or config.trainer.force_memory:
+            return
+        size, largest = max(((getattr(t, self.peak), t) for t in self.terms), key=lambda x: x[0])
+        raise ConfigError(
+            f"a GPU has {have / GIB:.1f} GiB and needs {self.need / GIB:.1f} for {self.peak}, most "
+            f"({size / GIB:.1f}) for {largest.name}: {largest.change} (--print-memory shows all), "
+            "or start anyway with trainer.force_memory=true"
+        )
+
+    def table(self, title: str) -> Table:
+        """GiB of each term in each phase."""
+        shown = Table(title=title, pad_edge=False)
+        shown.add_column("GiB of one GPU")
+        for phase in PHASES:
+            shown.add_column(phase, justify="right")
+        shown.add_column("to make it smaller")
+        for term in self.terms:
+            sizes = [getattr(term, phase) for phase in PHASES]
+            if any(sizes):
+                shown.add_row(
+                    term.name, *(f"{n / GIB:.2f}" if n else "" for n in sizes), term.change
+                )
+        shown.add_section()
+        shown.add_row("total", *(f"{self.total(phase) / GIB:.2f}" for phase in PHASES), "")
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The training rows of one rank, all of them as long as they may be."""
+
+    count: int
+    length: int  # tokens
+    trained: int  # of them
+
+    @classmethod
+    def of(cls, config: RunConfig, episodes: int) -> _Rows:
+        r, steps = config.rollout, config.env.max_steps
+        if _window(config):
+            length = min(r.context, WINDOW_PROMPT + r.max_new_tokens)
+            return cls(episodes * steps, length, r.max_new_tokens)
+        return cls(episodes, r.context, min(r.context, steps * r.max_new_tokens))
+
+    def forward(self, config: RunConfig) -> tuple[int, int]:
+        """(tokens, trained ones) of one micro-batch; a written skill is a row too."""
+        r, t = config.rollout, config.trainer
+        rows = math.ceil(self.count / (t.minibatches * t.micro_batches))
+        return max(rows * self.length, r.context), max(rows * self.trained, r.max_skill_tokens)
+
+
+def architecture(path: str) -> Architecture:
+    """Of ``model.path``: a folder, a preset's model (without a hub) or a hub name.
+
+    DataError if there is none.
+    """
+    shipped = SHAPES / f"{path}.json"
+    if not Path(path).exists() and shipped.is_file():
+        return Architecture.of(AutoConfig.from_pretrained(shipped))
+    return Architecture.of(load_config(path.replace("untrained", "tiny") if path in UNTRAINED else path))
+
+
+def estimate(config: RunConfig, a: Architecture) -> Memory:
+    """Memory of one GPU of ``trainer.nodes`` x ``trainer.devices``, in each phase of an update."""
+    t, size = config.trainer, {"float32": 4, "bfloat16": 2}[config.model.dtype]
+    own = a.shard(t.ranks) if t.zero3 else a.parameters  # parameters that this GPU keeps
+    tasks = math.ceil(config.rollout.tasks / t.ranks)
+    rows = _Rows.of(config, tasks * config.rollout.group)
+    reference, teacher, entropy = _objective(config)
+    weights = size * own * (not t.offload_parameters)
+    change = "set trainer.offload_parameters=true" if t.zero3 else SHARD
+    return Memory(
+        (
+            _always("parameters", change, weights),
+            *_training_state(config, a, size, own),
+            _always("reference policy", "set algo.kl=0", weights * reference),
+            _always("teacher's copy", change, weights * teacher),
+            *_forwards(config, a, size, rows, entropy),
+            *_generation(config, a, size, rows, tasks),
+            _always("CUDA, NCCL, fragments", "take a larger GPU", RESERVE),
+        )
+    )
+
+
+def report(config: RunConfig, console: Console) -> None:
+    """Show the estimate and compare it with the GPU. ConfigError if it does not fit.
+
+    The GPU's size is ``trainer.gpu_gib``, else that of the smallest one here, if there is any.
+    """
+    t, a = config.trainer, architecture(config.model.path)
+    memory = estimate(config, a)
+    gpus = f"{t.ranks} GPU{'s' * (t.ranks > 1)}"
+    have = int(t.gpu_gib * GIB) or _smallest()
+    if ranks.rank() == 0:
+        shown = f"{config.model.path}, {a.parameters / 1e9:.2f} B parameters, {t.strategy}, {gpus}"
+        console.print(memory.table(shown))
+        known = f"of {have / GIB:.1f}" if have else "(trainer.gpu_gib=N compares it with a GPU)"
+        console.print(f"needed: {memory.need / GIB:.1f} GiB {known}, {memory.peak} takes most")
+    if have:
+        memory.check(config, have)
+
+
+def _smallest() -> int:
+    """Bytes of the smallest GPU of this machine; 0 without one."""
+    count = torch.cuda.device_count()
+    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
+    return min(sizes, default=0)
+
+
+def _objective(config: RunConfig) -> tuple[bool, bool, bool]:
+    """Whether the algorithm has a reference, a copy of the policy as teacher, trained entropies."""
+    name = component("algo", config.groups["algo"])
+    kind = registry.load_class("algorithms", name, Algorithm)
+    algorithm: Algorithm[Any] = kind(config.algo, config.seed)
+    streams = active(algorithm.streams)
+    reference = any(stream.reference for stream in streams.values())
+    return reference, not algorithm.teacher.live, "entropy" in streams
+
+
+def _training_state(config: RunConfig, a: Architecture, size: int, own: int) -> list[Term]:
+    """Gradients and AdamW's moments; ZeRO-3 adds masters, all in float32 whatever the dtype.
+
+    The step takes the square roots of the second moments, all at once, and under ZeRO-3 gradients
+    in float32.
+    """
+    t = config.trainer
+    if not t.zero3:
+        kept = size * a.parameters
+        buckets = kept if t.strategy == "ddp" else 0  # torch's reducer keeps them
+        return [
+            Term("gradients", SHARD, buckets, buckets, buckets + kept, buckets + kept),
+            _always("optimizer states", SHARD, 2 * kept),
+            Term("optimizer's step", SHARD, step=kept),
+        ]
+    change = "set trainer.offload_optimizer=true"
+    here = not t.offload_optimizer  # gradients are offloaded with the states that they meet
+    live = size * min(a.parameters, LIVE + max(a.tensors))
+    bucket = size * min(a.parameters, BUCKET)
+    return [
+        _always("gradients", change, size * own * here),
+        _always("optimizer states", change, 12 * own * here),
+        Term("optimizer's step", change, step=8 * min(own, GROUP) * here),
+        Term("gathered layers", "take a larger GPU", scoring=live, training=live + bucket),
+    ]
+
+
+def _forwards(
+    config: RunConfig, a: Architecture, size: int, rows: _Rows, entropy: bool
+) -> list[Term]:
+    """Activations and logits of one micro-batch.
+
+    A layer's backward takes as much again as the layer keeps; with checkpointing one layer is run
+    again at a time and the others keep their inputs.
+    """
+    tokens, trained = rows.forward(config)
+    layer, change = a.token_bytes[size], "raise trainer.micro_batches"
+    kept, less = a.layers * layer, "set model.gradient_checkpointing=true"
+    if config.model.gradient_checkpointing:
+        kept, less = a.layers * a.hidden * size + layer, change
+    table = a.vocab * trained
+    return [
+        Term("activations", less, scoring=tokens * layer, training=tokens * (kept + layer)),
+        Term("logits", change, 0, table * LOGITS, table * (ENTROPY if entropy else LOGITS)),
+    ]
+
+
+def _generation(
+    config: RunConfig, a: Architecture, size: int, rows: _Rows, tasks: int
+) -> list[Term]:
+    """The engine ``hf``: under ZeRO-3 a whole copy of the weights, and the cache of all live
+    episodes or of the analyses of one update, which it keeps until the weights change.
+    """
+    r, e, t = config.rollout, config.eval, config.trainer
+    looked = max(e.episodes, e.val_episodes if e.every else 0)
+    live = min(r.live, max(tasks * r.group, math.ceil(looked / t.ranks)))
+    cached = max(live * rows.length, min(live, tasks) * r.context)
+    token = 2 * a.layers * a.keys * size
+    new = rows.length - r.max_new_tokens if _window(config) else r.context // config.env.max_steps
+    copied = size * a.parameters if t.zero3 else 0
+    change = "lower rollout.live"
+    return [
+        _always("engine's weights", "take a smaller model.path", copied),
+        _always("KV cache", change, cached * token * 3 // 2),  # it grows by half
+        Term("prompts", change, live * new * a.token_bytes[size]),
+        Term("sampling", change, live * a.vocab * SAMPLING),
+    ]
+
+
+def _window(config: RunConfig) -> bool:
+    """Whether each turn has a prompt, hence a row, of its own."""
+    return getattr(config.env, "context", "append") == "window"
+
+
+def _always(name: str, change: str, size: int) -> Term:
+    return Term(name, change, size, size, size, size)
