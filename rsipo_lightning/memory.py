@@ -178,7 +178,8 @@ def architecture(path: str) -> Architecture:
     shipped = SHAPES / f"{path}.json"
     if not Path(path).exists() and shipped.is_file():
         return Architecture.of(AutoConfig.from_pretrained(shipped))
-    return Architecture.of(load_config(path.replace("untrained", "tiny") if path in UNTRAINED else path))
+    shaped = path.replace("untrained", "tiny") if path in UNTRAINED else path
+    return Architecture.of(load_config(shaped))
 
 
 def estimate(config: RunConfig, a: Architecture) -> Memory:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qw
 from rsipo_lightning import memory, registry
 from rsipo_lightning.cli import fit_main
 from rsipo_lightning.composing import compose
-from rsipo_lightning.config import RunConfig
+from rsipo_lightning.config import UNTRAINED, RunConfig
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.memory import GIB, Architecture, Memory, architecture, estimate
 from rsipo_lightning.policy import Policy
@@ -285,7 +285,7 @@ def test_print_memory_shows_the_estimate_and_writes_nothing(
     assert fit(*preset, "trainer.gpu_gib=79") == 0
     assert fit(*preset, "trainer.gpu_gib=24") == 2
     assert "rsipo-fit: error: a GPU has 24.0 GiB and needs" in capsys.readouterr().err
-    for path in ("tiny", "untrained"):
+    for path in ("tiny", *UNTRAINED):
         assert fit("--print-memory", f"model.path={path}") == 0
         assert f"{path}, 0.00 B parameters, auto, 1 GPU" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
