@@ -260,12 +260,12 @@ def fit(
     began = clock()
     quiet()
     kind = accelerator(config)
+    if kind == "cuda":
+        memory.report(config, Console())
     check_devices(config)
     checkpoint = latest(Path(resume)) if resume else None
     if checkpoint:
         check_ranks(checkpoint, config.trainer)
-    if kind == "cuda":
-        memory.report(config, Console())
     connect(config, kind)
     first_rank = rank_of_ranks()[0] == 0
     shards = Shards(config, kind) if config.trainer.zero3 else None
