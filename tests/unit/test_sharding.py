@@ -1,9 +1,12 @@
 """Weights of plain models, and how much is gathered at a time. Shares: tests/ranks."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from rsipo_lightning.cli import fit
 from rsipo_lightning.config import RunConfig, TrainerSection
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.sharding import _buckets, full_state, full_weights, plain_copy, sharded, share
@@ -56,5 +59,21 @@ def test_ranks_are_as_many_as_the_config_says(monkeypatch: pytest.MonkeyPatch) -
         connect(config, "cpu")
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3")):
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="devices=2: the launcher has started 3 ranks"):
+    with pytest.raises(ConfigError, match="started 3 ranks on this node, 3 in all"):
         connect(config, "cpu")
+
+
+def test_nodes_are_as_many_as_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = TrainerSection(strategy="ddp", devices=2, nodes=2)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"nodes=2: the launcher .* 2 ranks on this node, 2 in"):
+        connect(RunConfig({"trainer": "ddp"}, trainer=trainer), "cpu")
+
+
+def test_several_nodes_need_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fit(["--algo", "grpo", "--env", "search", "--trainer", "ddp", "trainer.nodes=2"]) == 2
+    assert "trainer.nodes=2: start the command on every node" in capsys.readouterr().err
