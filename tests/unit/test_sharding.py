@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rsipo_lightning.cli import fit
+from rsipo_lightning.cli import fit_main
 from rsipo_lightning.config import RunConfig, TrainerSection
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.sharding import _buckets, full_state, full_weights, plain_copy, sharded, share
@@ -75,5 +75,7 @@ def test_several_nodes_need_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert fit(["--algo", "grpo", "--env", "search", "--trainer", "ddp", "trainer.nodes=2"]) == 2
+    assert (
+        fit_main(["--algo", "grpo", "--env", "search", "--trainer", "ddp", "trainer.nodes=2"]) == 2
+    )
     assert "trainer.nodes=2: start the command on every node" in capsys.readouterr().err
