@@ -240,7 +240,7 @@ def _cannot(path: str, what: str, error: Exception) -> str:
     if path in SHIPPED:
         made = f"make {path.replace('_', '-')}-policy"
         return f"the {path} policy is missing from {MODELS / path}; make it with: {made}"
-    if not Path(path).is_dir() and not _hub_answers():
+    if not os.path.isdir(path) and not _hub_answers():
         return (
             f"model.path: there is no folder '{path}', no such model in the cache of the hub, and "
             f"{constants.ENDPOINT} does not answer or HF_HUB_OFFLINE is set"
