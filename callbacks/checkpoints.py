@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from rsipo_lightning import ranks
 from rsipo_lightning.callbacks.best_skills import BestSkills
 from rsipo_lightning.callbacks.host import updates_made
 from rsipo_lightning.config import TrainerSection
-from rsipo_lightning.errors import CheckpointError
+from rsipo_lightning.errors import CheckpointError, ConfigError
+from rsipo_lightning.policy import Policy
 
 FOLDER = "checkpoints"
 
@@ -152,6 +154,18 @@ def check_ranks(checkpoint: Path, trainer: TrainerSection) -> None:
 def updates_of(checkpoint: Path) -> int:
     """Updates made before a checkpoint was written, from its name."""
     return int(checkpoint.stem.removeprefix("update-"))
+
+
+def check_weights(checkpoint: Path, policy: Policy) -> None:
+    """ConfigError if a checkpoint is of a model of other shapes. Shards are not looked at."""
+    if checkpoint.is_dir():
+        return
+    held = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)["state_dict"]
+    own = {f"policy.{name}": tensor.shape for name, tensor in policy.state_dict().items()}
+    if own != {name: tensor.shape for name, tensor in held.items()}:
+        raise ConfigError(
+            f"{checkpoint} is of another model than model.path now names; leave it as it was"
+        )
 
 
 def saved(folder: Path) -> list[Path]:

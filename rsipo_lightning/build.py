@@ -30,7 +30,13 @@ from rsipo_lightning.algorithms.base import PLAIN, Algorithm, active
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.callbacks.best_skills import BestSkills
 from rsipo_lightning.callbacks.board import writer_errors_once
-from rsipo_lightning.callbacks.checkpoints import Checkpoints, check_ranks, latest, updates_of
+from rsipo_lightning.callbacks.checkpoints import (
+    Checkpoints,
+    check_ranks,
+    check_weights,
+    latest,
+    updates_of,
+)
 from rsipo_lightning.callbacks.eval_result import EvalResult, details, table
 from rsipo_lightning.callbacks.evaluation import Evaluation, choose, choose_per_type
 from rsipo_lightning.callbacks.evaluation import evaluate as look_at
@@ -280,6 +286,8 @@ def fit(
         analyzer = Endpoint(server, "algo.endpoint") if server else None
         if analyzer:
             analyzer.probe()
+        if checkpoint:
+            check_weights(checkpoint, made.policy)
         first = updates_of(checkpoint) + 1 if checkpoint else 1
         loggers = None
         if resume:

@@ -61,9 +61,9 @@ class Parser(argparse.ArgumentParser):
 
 FLAGS = {  # group: (metavar, help)
     "algo": ("A", "algorithm: rsipo, grpo, ... (see --list)"),
-    "sft": ("R", "recipe: scripted (default), seed, tiny (see --list)"),
+    "sft": ("R", "recipe: scripted (default), seed, tiny, ... (see --list)"),
     "env": ("E", "environment: search, alfworld, ..."),
-    "model": ("M", "preset of the policy (default: tiny; hf if model.path is given)"),
+    "model": ("M", "preset of the policy (default: tiny or tiny_ENV; hf if model.path is given)"),
     "trainer": ("T", "preset of devices and strategy (default: auto)"),
     "engine": ("X", "what generates (default: hf)"),
 }

@@ -10,6 +10,7 @@ This module imports no torch by itself: the chosen algorithm may.
 from __future__ import annotations
 
 import importlib.resources
+import os.path
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -91,7 +92,7 @@ def compose(
     configs/pairs/<algo>-<env>.yaml, configs/tuned/<model>-<env>/common.yaml and <algo>.yaml, the
     same for presets (YAML with ``use``) of env and algo, the file ``config``, ``overrides``
     ("key=value"). A group that is not named is the one that the file names, else auto, hf, and as
-    model tiny, or hf if ``model.path`` is given.
+    model the shipped policy for the environment, or hf if another ``model.path`` is given.
 
     >>> compose(algo="rsipo", env="search", overrides=["seed=1", "rollout.group=16"])
 
@@ -110,12 +111,13 @@ def compose_kind(
     """What ``compose`` does, for any kind of run and with the place that each value came from."""
     file = _read(Path(config)) if config else {}
     named = _named(file.pop("groups", None) or {}, str(config))
-    chosen = {**named, **{group: name for group, name in flags.items() if name}}
     groups: dict[str, str] = {}
     origins: dict[str, str] = {}
-    for group in run.groups:
+    for group in sorted(run.groups, key="model".__eq__):  # last: its default follows from the rest
         kind, default = GROUPS[group]
-        name = chosen.get(group) or default or _fallback(group, file, overrides, chosen)
+        name = flags.get(group) or named.get(group) or default
+        if group == "model" and name is None:
+            name = _fallback(groups, file, overrides)
         if name is None:
             raise ConfigError(f"choose an {kind}: --{group} NAME{_have(group)}")
         if name not in members(group):
@@ -126,6 +128,7 @@ def compose_kind(
         # A section that the file holds for another member says nothing of this one.
         if named.get(group, name) != name:
             file.pop(group, None)
+    groups = {group: groups[group] for group in run.groups}
 
     tree: DictConfig = OmegaConf.structured(run.config(groups=groups))
     for group in [group for group in run.groups if group in COMPONENTS]:
@@ -230,27 +233,23 @@ def _own(run: Kind[C], patch: Mapping[str, Any]) -> dict[str, Any]:
     return without(patch, asdict(run.config()), asdict(other))
 
 
-def _fallback(
-    group: str, file: Mapping[str, Any], overrides: Sequence[str], chosen: Mapping[str, str]
-) -> str | None:
-    """Without --model: the shipped policy that was taught for the environment, else "tiny"; unless
-    another model is named, which must not get its settings.
+def _fallback(groups: Mapping[str, str], file: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """The model without --model: the shipped policy that was taught for the environment, else
+    "tiny"; unless another path is named, which must not get its settings.
     """
-    if group != "model":
-        return None
-    presets = [yaml_file(other, name) for other, name in chosen.items()]
-    sections = [_read(path).get("model") for path in presets if path.exists()]
-    paths = [s.get("path") for s in (*sections, file.get("model")) if isinstance(s, Mapping)]
-    paths += [item.partition("=")[2] for item in overrides if item.startswith("model.path=")]
-    if not paths or paths[-1] is None:
-        own = f"tiny_{component('env', chosen['env'])}" if "env" in chosen else ""
+    presets = [yaml_file(group, name) for group, name in groups.items()]
+    said = [*(_read(path) for path in presets if path.exists()), file, *map(_parse, overrides)]
+    sections = [patch["model"] for patch in said if isinstance(patch.get("model"), Mapping)]
+    paths = [str(section["path"]) for section in sections if section.get("path") is not None]
+    if not paths:
+        own = f"tiny_{component('env', groups['env'])}"
         return own if own in SHIPPED else "tiny"
     if paths[-1] in UNTRAINED:
         return "tiny"
     if paths[-1] in SHIPPED:  # under the name of its preset
-        return str(paths[-1])
+        return paths[-1]
     run = Path(paths[-1]).parent / "config.yaml"
-    if Path(paths[-1]).name == "policy" and run.is_file():  # of an earlier run: its preset
+    if Path(paths[-1]).name == "policy" and os.path.isfile(run):  # of an earlier run: its preset
         return saved_groups(run).get("model", "hf")
     return "hf"
 

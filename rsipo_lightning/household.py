@@ -16,11 +16,11 @@ from typing import Any
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.demonstrations import CHOICE, Shares, draw, one_token
-from rsipo_lightning.environments.alfworld.expert import NAME, SEEN, skills
+from rsipo_lightning.environments.alfworld.expert import NAME, SEEN, Player, skills
 from rsipo_lightning.environments.alfworld.game import TYPES
 from rsipo_lightning.environments.alfworld.generate import WORDINGS
 from rsipo_lightning.environments.alfworld.house import OBJECTS, ROOMS
-from rsipo_lightning.environments.alfworld.suite import AlfworldConfig, AlfworldSuite
+from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
 from rsipo_lightning.environments.experts import ScriptedSkill
 from rsipo_lightning.imitation import Row, episode_rows, outcome, skill_row
 from rsipo_lightning.rng import keyed_random
@@ -88,11 +88,11 @@ class HouseDemonstrations:
     """Rows by key, of the training games. ValueError if its words are several tokens."""
 
     def __init__(
-        self, codec: Codec, seed: int, mixture: HouseMixture, config: AlfworldConfig
+        self, codec: Codec, seed: int, mixture: HouseMixture, suite: AlfworldSuite
     ) -> None:
-        self.codec, self.seed, self.mixture = codec, seed, mixture
-        self._suite = AlfworldSuite(config, seed)
-        self._tasks = self._suite.tasks("train")
+        """``suite`` has a prompt of its own for each turn (``env.context=window``)."""
+        self.codec, self.seed, self.mixture, self._suite = codec, seed, mixture, suite
+        self._tasks = suite.tasks("train")
         self._objects = [one_token(codec, f" {name}") for name in sorted(_TAKEN)]
         self._numbers = [one_token(codec, number) for number in NUMBERS[:20]]
 
@@ -110,9 +110,17 @@ class HouseDemonstrations:
         return skills(type_, kind)
 
     def lesson(self, *key: object) -> list[Row]:
-        """The rows of an episode, and a drill now and then; a function of seed and key."""
-        rng, mixture = keyed_random("household", self.seed, *key), self.mixture
+        """The rows of an episode, unless it breaks, and drills; a function of seed and key."""
+        rng = keyed_random("household", self.seed, *key)
         trajectory, mistaken = self._play(rng)
+        made = self._episode(trajectory, mistaken, rng) if trajectory.scored else []
+        made += [self._copying(rng) for _ in range(self.mixture.drills)]
+        return [row for row in made if len(row.ids) <= _HOW.context]
+
+    def _episode(
+        self, trajectory: Trajectory, mistaken: Sequence[bool], rng: random.Random
+    ) -> list[Row]:
+        mixture = self.mixture
         each = zip(episode_rows(trajectory, 1.0), mistaken, strict=True)
         turns = [row for row, wrong in each if not wrong]
         made = [self._turn(row) for row in rng.sample(turns, min(len(turns), mixture.turns))]
@@ -124,9 +132,7 @@ class HouseDemonstrations:
                 made.append(self._renamed(row, rng, True))
         if rng.random() < mixture.written:
             made.append(self._written(trajectory, rng))
-        for _ in range(mixture.drills):
-            made.append(self._copying(rng))
-        return [row for row in made if len(row.ids) <= _HOW.context]
+        return made
 
     def _play(self, rng: random.Random) -> tuple[Trajectory, list[bool]]:
         """An episode as the policy would have played it, and which of its commands are mistakes."""
@@ -140,10 +146,17 @@ class HouseDemonstrations:
             shown = Skill(task, skill.text, "")
             if kind != "format" and rng.random() < mixture.obeyed:  # a form changes no plan
                 how = {"plan": skill.plan, "noise": mixture.slips}
-        expert = self._suite.expert(task, rng, mistakes=mixture.mistakes, **how)
-        player = ExpertPlayer(self._suite, self.codec, lambda job: expert)
+        mistaken: list[bool] = []
+
+        def hire(job: Job) -> Player:
+            nonlocal mistaken
+            expert = self._suite.expert(task, rng, mistakes=mixture.mistakes, **how)
+            mistaken = expert.keeper.mistaken
+            return expert
+
+        player = ExpertPlayer(self._suite, self.codec, hire)
         (trajectory,) = player.play([Job(task, Role.STUDENT, 0, 0, shown)], _HOW)
-        return trajectory, expert.keeper.mistaken
+        return trajectory, mistaken
 
     def _turn(self, row: Row) -> Row:
         """A turn: its prompt counts a little, and whether its thought has a number counts most."""

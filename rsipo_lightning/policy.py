@@ -4,6 +4,7 @@ tokens.
 
 from __future__ import annotations
 
+import os.path
 import re
 import shutil
 import textwrap
@@ -263,11 +264,11 @@ def _check_source(path: str, source: str) -> bool:
     here only.
     """
     folder = Path(source)
-    if folder.is_dir():
+    if os.path.isdir(folder):  # False for one that is too long to look for
         if not (folder / "config.json").is_file() and path not in SHIPPED:
             raise DataError(f"model.path: {path} is not the folder of a model: no config.json")
         return True
-    if folder.exists():
+    if os.path.exists(folder):
         raise DataError(f"model.path: {path} is a file; give the folder that it is in")
     if path == SMOLLM2:
         raise DataError(f"model.path: there is no folder '{path}' here; make it with: make smollm2")
@@ -290,7 +291,7 @@ def _cannot(path: str, what: str, error: Exception) -> str:
     if path in SHIPPED:
         made = f"make {path.replace('_', '-')}-policy"
         return f"the {path} policy is missing from {MODELS / path}; make it with: {made}"
-    if not Path(path).is_dir() and not _hub_answers():
+    if not os.path.isdir(path) and not _hub_answers():
         return (
             f"model.path: there is no folder '{path}', no such model in the cache of the hub, and "
             f"{constants.ENDPOINT} does not answer or HF_HUB_OFFLINE is set"

@@ -89,7 +89,7 @@ def open_games(path: str | Path) -> Games:
     What is no such thing or has no game: DataError. A broken game is in ``left_out`` instead.
     """
     path = Path(path).expanduser()
-    games = _FolderGames(path) if path.is_dir() else _PackedGames(path)
+    games = _FolderGames(path) if os.path.isdir(path) else _PackedGames(path)
     if not games.entries:
         raise DataError(f"0 games found in {path}, expected {games.expected}{_first(games)}")
     return games

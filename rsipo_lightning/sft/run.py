@@ -209,20 +209,21 @@ def _lessons(config: SftConfig, made: Actors) -> Lessons:
     one_of("sft.mixture", name, (*MIXTURES, *HOUSE_MIXTURES))
     teach: Callable[[], Teacher]
     if name in HOUSE_MIXTURES:
-        if not isinstance(suite, AlfworldSuite):
-            raise ConfigError(f"sft.lessons of {name} are of --env alfworld")
-        house = HOUSE_MIXTURES[name], suite.config
-        teach = partial(HouseDemonstrations, made.codec, seed, *house)
+        if not isinstance(suite, AlfworldSuite) or suite.config.context != "window":
+            raise ConfigError(f"sft.lessons of {name} are of --env alfworld, env.context=window")
+        fits = "untrained_alfworld or tiny_alfworld"
+        teach = partial(HouseDemonstrations, made.codec, seed, HOUSE_MIXTURES[name], suite)
     else:
         if not isinstance(suite, SearchSuite) or suite.config.questions:
             raise ConfigError("sft.lessons are of the built-in world: --env search without files")
+        fits = "untrained or tiny"
         teach = partial(Demonstrations, made.codec, seed, MIXTURES[name], suite.config)
     try:
         return Lessons(teach())
     except ValueError as error:  # a word of the world is several tokens
         raise ConfigError(
-            f"sft.lessons need the tiny policy's tokenizer, not that of {config.model.path}; "
-            "use model.path=untrained or tiny"
+            f"sft.lessons of {name} need the tiny policy's tokenizer, not that of "
+            f"{config.model.path}; use model.path={fits}"
         ) from error
 
 

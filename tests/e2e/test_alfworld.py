@@ -146,6 +146,21 @@ FIT = ["--algo", "grpo", "--model", "tiny", "eval.every=0", "eval.episodes=0"]
 SFT = ["sft.epochs=1", "rollout.tasks=4", "rollout.group=1", "env.max_steps=2"]
 
 
+def test_a_run_does_not_go_on_with_another_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    argv = ["--env", "alfworld", "env.max_steps=1", "rollout.tasks=1", "trainer.updates=1", *FIT]
+    assert fit_main([*argv, f"run.dir={run}"]) == 0
+    before = (run / "config.yaml").read_text()
+    again = ["--resume", str(run), "trainer.updates=2"]
+    capsys.readouterr()
+    assert fit_main([*again, "model.path=tiny_alfworld"]) == 2
+    assert "update-000001.ckpt is of another model than" in capsys.readouterr().err
+    assert (run / "config.yaml").read_text() == before
+    assert fit_main(again) == 0
+
+
 def test_stage_1_goes_on_where_the_first_game_is_broken(games: Path, tmp_path: Path) -> None:
     spoil(sorted((games / "json_2.1.1" / "train").glob("*/*/game.tw-pddl"))[:1])
     argv = ["--env", "alfworld", f"env.data={games}", f"run.dir={tmp_path / 'run'}", *SFT]

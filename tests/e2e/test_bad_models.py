@@ -161,6 +161,8 @@ def test_eval_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ("./nowhere", "model.path: there is no folder ./nowhere"),
         ("/no/where", "model.path: there is no folder /no/where"),
         ("a/b/c", "model.path: there is no folder a/b/c"),
+        ("./" + 300 * "x", "model.path: there is no folder ./xxx"),
+        (300 * "x", "there is no folder 'xxx"),
         ("file", "model.path: file is a file; give the folder that it is in"),
         ("some/llm", "there is no folder 'some/llm', no such model in the cache of the hub, and "),
     ],

@@ -24,11 +24,13 @@ from rsipo_lightning.cli import eval_main, fit_main, sft_main
 from rsipo_lightning.composing import SFT, compose_kind
 from rsipo_lightning.environments.search import SearchSuite
 from rsipo_lightning.run_folder import RunFolder
+from rsipo_lightning.tiny import NUMBERS, build_tokenizer, new_model
 
 ROOT = Path(__file__).parents[2]
 GOOD = ["--env", "search"]
 SMALL = ("rollout.tasks=6", "rollout.group=2", "sft.epochs=1")
 SKILL = json.dumps({"episode_summary": "won", "episode_skill": "first search, then answer it"})
+HOUSE = ["--env", "alfworld", "--sft", "tiny_alfworld"]
 ENDPOINT = ("sft.labels=endpoint", "sft.endpoint.model=m", "sft.endpoint.concurrency=1")
 
 
@@ -108,6 +110,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
         ),
         ([*GOOD, "env.questions=QUESTIONS", "sft.lessons=1"], "sft.lessons are of the built-in"),
         ([*GOOD, "--sft", "tiny_alfworld"], "sft.lessons of tiny_alfworld are of --env alfworld"),
+        ([*HOUSE, "env.context=append"], "are of --env alfworld, env.context=window"),
+        ([*HOUSE, "model.path=tiny"], "not that of tiny; use model.path=untrained_alfworld or"),
     ],
 )
 def test_what_cannot_start_is_one_line_and_writes_nothing(
@@ -319,3 +323,13 @@ def test_lessons_are_what_made_the_tiny_policy() -> None:
     a, b = weights(Path("one/policy")), weights(Path("two/policy"))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert set(result(Path("one"))["report"]) >= {"none", "procedural", "its own"}
+
+
+@pytest.mark.slow
+def test_lessons_of_alfworld_start_from_random_weights() -> None:
+    """Without --model: those of the seed, not those of the shipped policy."""
+    assert sft_main([*HOUSE, "sft.lessons=1", "sft.report=0", "optim.lr=1e-9", "run.dir=run"]) == 0
+    made = weights(Path("run/policy"))
+    assert "path: untrained_alfworld" in Path("run/config.yaml").read_text()
+    for name, tensor in new_model(build_tokenizer(NUMBERS), seed=1).state_dict().items():
+        assert torch.allclose(made[name], tensor, atol=1e-7)

@@ -343,6 +343,9 @@ class TestMistakes:
             run(algo="methd")
         with pytest.raises(PluginError, match=r"no model 'tinny'; did you mean 'tiny'\?"):
             compose(algo="method", env="world", model="tinny")
+        for group in ("algo", "env", "model"):  # too long for a file's name
+            with pytest.raises(PluginError, match=r"no \w+ 'xxx"):
+                compose(**{"algo": "method", "env": "world", group: 300 * "x"})
         with pytest.raises(PluginError, match=r"'broken' .* cannot be imported"):
             run(algo="broken")
         with pytest.raises(PluginError, match="Config of algorithm 'bad'"):

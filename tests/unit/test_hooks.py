@@ -332,6 +332,8 @@ def test_rows_of_equal_rewards_need_no_forward(kl: float, monkeypatch: pytest.Mo
     parts = module.micro_batches(samples, 1, 3)
     flat = 0 if kl else len(samples[::3])
     assert sum(len(part.samples) for part in parts) == len(samples) - flat
+    alone = samples[::3]  # where no other row is left, they are looked at
+    assert sum(len(part.samples) for part in module.micro_batches(alone, 1, 3)) == len(alone)
     found = gradient(module, samples, 3)
     monkeypatch.setattr(PolicyModule, "_teaches", lambda self, sample: True)
     assert torch.allclose(found, gradient(module, samples, 3), atol=1e-7)

@@ -11,7 +11,9 @@ from transformers import AutoTokenizer
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import compose
 from rsipo_lightning.demonstrations import CHOICE, Lessons
+from rsipo_lightning.environments.alfworld.builtin import BuiltinGame
 from rsipo_lightning.environments.alfworld.episode import parse
+from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
 from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
 from rsipo_lightning.imitation import Row
 from rsipo_lightning.policy import MODELS
@@ -28,8 +30,8 @@ def codec() -> Codec:
 
 @pytest.fixture(scope="module")
 def teacher(codec: Codec) -> HouseDemonstrations:
-    config = compose(algo="grpo", env="alfworld", model="tiny_alfworld")
-    return HouseDemonstrations(codec, 1, HOUSE_MIXTURES["tiny_alfworld"], config.env)
+    suite = AlfworldSuite(compose(algo="grpo", env="alfworld").env, 1)
+    return HouseDemonstrations(codec, 1, HOUSE_MIXTURES["tiny_alfworld"], suite)
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,17 @@ def test_an_obeyed_skill_is_followed_more_often_than_not(
             again.append(f"\n{command}\n" in text)
     assert len(again) > 30
     assert sum(again) / len(again) > 0.5  # an episode's first command repeats none
+
+
+def test_an_episode_that_breaks_leaves_its_drill(
+    codec: Codec, teacher: HouseDemonstrations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(self: BuiltinGame, command: str) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(BuiltinGame, "step", step)
+    (row,) = teacher.lesson(0, 0)
+    assert codec.decode(row.ids) == 2 * _said(codec, row)
 
 
 def test_lessons_have_batches_of_similar_length(teacher: HouseDemonstrations) -> None:
