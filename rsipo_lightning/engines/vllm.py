@@ -6,6 +6,7 @@ vLLM is imported where an engine is made, not with this module.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -66,6 +67,9 @@ class VLLMEngine:
         """``llm`` is a ``vllm.LLM`` of the policy's architecture, its weights whatever they are."""
         self.llm, self.tokenizer = llm, host.tokenizer
         self.policy_version = 0
+        self._shared = host.ranks > 1
+        if self._shared:  # at the end of the process it would close groups that are gone
+            llm.llm_engine.engine_core._finalizer.detach()
         self._ties = ties(host.policy.model)
         self._sleeps, self._asleep = sleeps, False
         self.rest()  # the trainer's state is still to be made
@@ -81,6 +85,7 @@ class VLLMEngine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights are handed over as tensors
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
+        logging.getLogger("vllm").setLevel(logging.ERROR)  # until it has read its variable
         model: PreTrainedModel = host.policy.model
         on_gpu = host.device.type == "cuda"
         if not on_gpu:
@@ -139,12 +144,14 @@ class VLLMEngine:
         """Take over new weights; what was cached with the old ones is dropped.
 
         vLLM holds the parts of a layer that it fuses (q, k and v; gate and up) until all have come,
-        so each weight is copied: beside the caller's, two such layers are in memory at most.
+        and tied embeddings to the end, so each weight is copied. In memory are, beside what the
+        caller holds, the embeddings and twice the largest layer at most.
         """
         with told("cannot take the new weights"):
             if self._asleep:
                 self.llm.wake_up(tags=["weights"])
-            pairs = ((name, w.clone()) for name, w in with_ties(weights, self._ties))
+            copied = ((name, weight.detach().clone()) for name, weight in weights)
+            pairs = with_ties(copied, self._ties)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": pairs})
             if self._asleep:
                 self.llm.wake_up(tags=["kv_cache"])
@@ -164,11 +171,15 @@ class VLLMEngine:
             self._asleep = True
 
     def close(self) -> None:
-        """Free the engine. What it shares with other ranks is left to them."""
+        """Free the engine. How ranks talk is left alone: the policy is still to be gathered."""
         self.llm, llm = None, self.llm
         if llm is not None:
             with told("cannot stop"):
-                llm.llm_engine.engine_core.shutdown()
+                core = llm.llm_engine.engine_core
+                if self._shared:
+                    core.engine_core.model_executor.shutdown()
+                else:
+                    core.shutdown()
 
 
 _QUIET = {
@@ -209,7 +220,7 @@ def with_ties(
     """Each weight under each of its names."""
     for name, weight in weights:
         for each in (name, *tied.get(name, ())):
-            yield each, weight.detach()
+            yield each, weight
 
 
 def sampling(prompt: Prompt) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def parts(
         if part and filled + size > limit:
             yield part
             part, filled = {}, 0
-        part[name] = weight.to("cpu", copy=True).contiguous()
+        part[name] = weight.detach().to("cpu", copy=True).contiguous()
         filled += size
     if part:
         yield part
