@@ -68,7 +68,9 @@ class Sender:
 
     def _probe(self, policy: Policy, version: int) -> None:
         (said,) = self.engine.generate([self._prompt])
-        gap = float((_log_probs(policy, self._prompt, said) - torch.tensor(said.logprobs)).abs().mean())
+        gap = float(
+            (_log_probs(policy, self._prompt, said) - torch.tensor(said.logprobs)).abs().mean()
+        )
         if not gap <= self._tolerance:  # nor if it is no number
             raise EngineError(
                 f"the engine does not generate with the policy's weights of version {version}: "

@@ -79,7 +79,9 @@ class VLLMServerEngine:
     def of(cls, config: VLLMServerConfig, host: Host) -> VLLMServerEngine:
         """ConfigError or DataError unless the server is there and can do what is needed."""
         if not config.url:
-            raise ConfigError(f"engine.url is missing: the address of a server started with {START}")
+            raise ConfigError(
+                f"engine.url is missing: the address of a server started with {START}"
+            )
         if not Path(config.folder).is_dir():
             raise ConfigError(f"engine.folder={config.folder}: there is no such folder")
         engine = cls(config, host)
@@ -87,7 +89,9 @@ class VLLMServerEngine:
             engine._check(host)
         except EngineError as error:
             what = str(error).removeprefix(f"{config.url}: ")
-            raise DataError(f"engine.url={config.url}: {what}; is a server there? {START}") from error
+            raise DataError(
+                f"engine.url={config.url}: {what}; is a server there? {START}"
+            ) from error
         return engine
 
     def _check(self, host: Host) -> None:
@@ -204,9 +208,7 @@ class VLLMServerEngine:
             raise EngineError(f"{self.config.url}: stopped")
 
 
-def parts(
-    weights: Iterable[tuple[str, Tensor]], limit: int
-) -> Iterable[dict[str, Tensor]]:
+def parts(weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterable[dict[str, Tensor]]:
     """Copies on the CPU, in parts of at most so many bytes or one larger weight."""
     part: dict[str, Tensor] = {}
     filled = 0

@@ -205,7 +205,9 @@ def test_the_probe_sees(
         elif fault == FAULTS[1]:
             broken.setattr(engine, "_ties", {})
         elif fault == FAULTS[2]:
-            broken.setattr(engine.llm, "collective_rpc", lambda name, kwargs: list(*kwargs.values()))
+            broken.setattr(
+                engine.llm, "collective_rpc", lambda name, kwargs: list(*kwargs.values())
+            )
         else:
             sampled = engine.generate
             broken.setattr(
@@ -275,9 +277,7 @@ def test_weights_may_go_when_the_next_one_is_asked_for(
     assert sum(size.values()) > 2 * parts + embeddings
 
 
-def test_what_vllm_raises_is_one_line(
-    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_vllm_raises_is_one_line(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def dead(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("out of\n  memory")
 

@@ -111,7 +111,10 @@ def prompts(temperature: float) -> list[Prompt]:
 def test_it_is_the_hf_engine_whatever_the_folder_says(server: Server) -> None:
     """Before and after three updates, through the probe; DEFAULTS change nothing."""
     policy = Policy(load_model("tiny"))
-    engine, embedded = VLLMServerEngine.of(config(server), host(policy)), HFEngine(policy, TOKENIZER)
+    engine, embedded = (
+        VLLMServerEngine.of(config(server), host(policy)),
+        HFEngine(policy, TOKENIZER),
+    )
     settings = RunConfig(engine=engine.config)
     sender = Sender(Player(None, engine, CODEC), settings)  # type: ignore[arg-type]
     for version in range(4):
@@ -179,7 +182,10 @@ def test_what_the_server_cannot_do_is_said_before_work(
 
 
 def test_a_server_that_dies_stops_the_run(
-    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a checkpoint, in seconds. Last: nothing is there afterwards."""
     generate = VLLMServerEngine.generate
