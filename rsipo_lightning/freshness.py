@@ -87,7 +87,8 @@ def _log_probs(policy: Policy, prompt: Prompt, said: Completion) -> Tensor:
     mask = torch.zeros_like(ids, dtype=torch.bool)
     mask[0, len(prompt.ids) :] = True
     temperature = torch.full((len(said.ids),), said.temperature, device=policy.device)
-    return policy(ids, mask, temperature)[0].cpu()
+    logp: Tensor = policy(ids, mask, temperature)[0]
+    return logp.cpu()
 
 
 def _summed(

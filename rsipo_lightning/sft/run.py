@@ -36,8 +36,8 @@ from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
 from rsipo_lightning.environments.search import SearchSuite
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.files import append_jsonl
-from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
 from rsipo_lightning.freshness import Sender
+from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
 from rsipo_lightning.imitation import Epochs
 from rsipo_lightning.run_folder import RunFolder, on_disk
 from rsipo_lightning.sft import report

@@ -107,7 +107,8 @@ def test_an_engine_that_sleeps_generates_nothing() -> None:
     """On a GPU it does so from its start to the first weights."""
 
     class Sleeper:
-        levels: list[int] = []
+        def __init__(self) -> None:
+            self.levels: list[int] = []
 
         def sleep(self, level: int) -> None:
             self.levels.append(level)
@@ -190,9 +191,9 @@ def test_a_server_that_is_not_there_or_is_another(chat_server: Any) -> None:
     with pytest.raises(DataError, match="no JSON came from /tokenize"):
         made(chat_server.url)
     config = VLLMServerConfig()
-    with pytest.raises(ConfigError, match="engine.url is missing"):
+    with pytest.raises(ConfigError, match=r"engine\.url is missing"):
         VLLMServerEngine.of(config, host(random_policy(64)))
-    with pytest.raises(ConfigError, match="engine.folder=/no/where: there is no such folder"):
+    with pytest.raises(ConfigError, match=r"engine\.folder=/no/where: there is no such folder"):
         made(chat_server.url, folder="/no/where")
 
 

@@ -237,8 +237,8 @@ def test_changed_tensors_are_counted(engine: VLLMEngine, policy: Policy) -> None
 def test_weights_may_go_when_the_next_one_is_asked_for(
     engine: VLLMEngine, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under ZeRO-3. vLLM keeps q, k and v until it has all three, and tied embeddings to the end;
-    of copies, no more is in memory than the embeddings and the parts of one layer.
+    """As under ZeRO-3. vLLM keeps q, k and v until it has all three, and tied embeddings to the
+    end; of copies, no more is in memory than the embeddings and the parts of one layer.
     """
     learn(policy)
 
