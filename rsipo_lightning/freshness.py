@@ -26,8 +26,9 @@ from rsipo_lightning.types import Completion, Prompt
 LENGTH = 272  # tokens: two blocks of the largest kind that vLLM caches by (128), and a rest
 NEW = 8  # tokens that are sampled
 TEMPERATURE = 2.0  # log-probs that leave it out are off
-# Of the mean difference of NEW log-probs: 100 times what float32 gives; bfloat16 has three digits.
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+# Of the mean difference of NEW log-probs: 100 times what float32 gave, and 6 times what bfloat16
+# gave, with the tiny policy on a CPU (1e-5, .008).
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
 
 
 class Sender:
