@@ -131,6 +131,7 @@ def train(
         enable_model_summary=False,
         default_root_dir=str(folder),
     )
+    made.player.engine.rest()
     try:
         with interrupt, writer_errors_once():
             trainer.fit(module)
