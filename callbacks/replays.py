@@ -62,6 +62,7 @@ class ReplayGains(L.Callback):
         it.skills = [*(p for p in proposed if isinstance(p, Skill)), *written]
         plans = algorithm.plan(it)
         it.replays = self.replay(plans, it, trainer)
+        self.player.engine.rest()
         if requests:
             analysed = len(written) / len(requests)  # others: the episode fills the context
             it.metrics.mean(keys.SKILL_ANALYSED, analysed, len(requests))

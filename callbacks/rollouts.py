@@ -19,12 +19,12 @@ from rsipo_lightning.algorithms.base import TRAIN, Algorithm
 from rsipo_lightning.callbacks.progress import progress_of
 from rsipo_lightning.callbacks.rollout_stats import add_rollouts, check_broken
 from rsipo_lightning.config import RunConfig
+from rsipo_lightning.freshness import Sender
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.protocols import Share
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import Job, Player, Sampling
-from rsipo_lightning.sharding import full_weights
 from rsipo_lightning.types import Iteration, Role, RolloutGroup, Task, Trajectory
 
 
@@ -91,10 +91,11 @@ class RolloutCollector(L.Callback):
 
     def __init__(self, player: Player, shares: Sequence[Share], config: RunConfig) -> None:
         self.player, self.shares, self.config = player, shares, config
+        self.sender = Sender(player, config)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """Only now are resumed weights in place under every strategy."""
-        self._sync(pl_module)
+        self.sender.send(pl_module.policy, pl_module.version)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """Fill ``iteration.groups``."""
@@ -145,13 +146,15 @@ class RolloutCollector(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: PolicyModule) -> None:  # type: ignore[override]
         """The update is done: the engine gets the new weights."""
-        pl_module.iteration.metrics.mean("time/update_s", pl_module.close_update())
-        pl_module.iteration.metrics.total(keys.CPU, time.process_time() - self._cpu)
+        metrics = pl_module.iteration.metrics
+        metrics.mean("time/update_s", pl_module.close_update())
+        metrics.total(keys.CPU, time.process_time() - self._cpu)
         pl_module.version += 1
-        self._sync(pl_module)
-
-    def _sync(self, module: PolicyModule) -> None:
-        self.player.engine.sync_weights(full_weights(module.policy.model), module.version)
+        started = time.perf_counter()
+        changed = self.sender.send(pl_module.policy, pl_module.version)
+        if changed is not None:  # the same on every rank
+            metrics.mean(keys.CHANGED, changed)
+            metrics.mean("time/sync_s", time.perf_counter() - started)
 
 
 def shown(

@@ -54,11 +54,12 @@ from rsipo_lightning.config import UNTRAINED, RunConfig, SftConfig
 from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault, RsipoError
 from rsipo_lightning.eval_report import EvalReport
+from rsipo_lightning.freshness import Sender
 from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy, check_fit, load_model, load_tokenizer, save_policy
-from rsipo_lightning.protocols import SPLITS, TaskSuite
+from rsipo_lightning.protocols import SPLITS, Host, TaskSuite
 from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
@@ -185,10 +186,16 @@ def actors(
         model = shards.load(load) if shards else load()
         check_fit(model, codec.tokenizer, path, config.rollout.context)
         policy = Policy(model, config.model.gradient_checkpointing)
-        # What generates holds the whole policy: that which is trained, or a copy of its shares.
-        acting = Policy(plain_copy(model, shards.device)) if shards else policy
+        device = shards.device if shards else _device(config)
+
+        def whole() -> Policy:
+            return Policy(plain_copy(model, device)) if shards else policy
+
+        r = config.rollout
+        place = policy, whole, codec.tokenizer, device, r.context, r.live
         engine_class = registry.load("engines", component("engine", config.groups["engine"]))
-        player = Player(suite, engine_class(acting, codec.tokenizer), codec)
+        engine = engine_class.of(config.engine, Host(*place, *rank_of_ranks()))
+        player = Player(suite, engine, codec)
         on_error.pop_all()
     return Actors(suite, codec, policy, player, load, shards)
 
@@ -249,7 +256,13 @@ def say(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def accelerator(config: RunConfig) -> str:
+def _device(config: RunConfig | SftConfig) -> torch.device:
+    """Of this rank."""
+    kind = accelerator(config)
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)) * (kind == "cuda"))
+
+
+def accelerator(config: RunConfig | SftConfig) -> str:
     """Lightning's "auto" also takes Apple's GPUs, which lack the float64 that sampling needs."""
     auto = "cuda" if torch.cuda.is_available() else "cpu"
     return {"auto": auto, "gpu": "cuda", "cpu": "cpu"}[config.trainer.accelerator]
@@ -512,6 +525,7 @@ def evaluate(
         if published:
             published.check({task.type for task in tasks})
         made.policy.to(accelerator(config))
+        Sender(made.player, config).send(made.policy, 0)
         module = PolicyModule(made.policy, made.algorithm, config, made.player)
         record = origin(config, command, *made.described())
         console = Console()

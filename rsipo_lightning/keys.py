@@ -39,6 +39,7 @@ TRUST: Final = "trust/omega_mean"
 LR: Final = "optim/lr"
 CPU: Final = "time/cpu_s"  # of this process in rollouts, replays and the update, not evaluations
 VERSION: Final = "progress/policy_version"
+CHANGED: Final = "engine/changed_count"  # tensors of the policy that the update has changed
 IMITATE: Final = "loss/imitate"  # of stage 1
 VAL_LOSS: Final = "val/loss"  # of stage 1: the skills of held-out tasks
 VAL_SUCCESS: Final = "val/success_frac"

@@ -182,8 +182,11 @@ def architecture(path: str) -> Architecture:
     return Architecture.of(load_config(shaped))
 
 
-def estimate(config: RunConfig, a: Architecture) -> Memory:
-    """Memory of one GPU of ``trainer.nodes`` x ``trainer.devices``, in each phase of an update."""
+def estimate(config: RunConfig, a: Architecture, gpu: int = 0) -> Memory:
+    """Memory of one GPU of ``trainer.nodes`` x ``trainer.devices``, in each phase of an update.
+
+    ``gpu``: bytes that it has, if they are known; an engine may take a share of them.
+    """
     t, size = config.trainer, {"float32": 4, "bfloat16": 2}[config.model.dtype]
     own = a.shard(t.ranks) if t.zero3 else a.parameters  # parameters that this GPU keeps
     tasks = math.ceil(config.rollout.tasks / t.ranks)
@@ -198,7 +201,7 @@ def estimate(config: RunConfig, a: Architecture) -> Memory:
             _always("reference policy", "set algo.kl=0", weights * reference),
             _always("teacher's copy", change, weights * teacher),
             *_forwards(config, a, size, rows, entropy),
-            *_generation(config, a, size, rows, tasks),
+            *_generation(config, a, size, rows, tasks, gpu),
             _always("CUDA, NCCL, fragments", "take a larger GPU", RESERVE),
         )
     )
@@ -210,9 +213,9 @@ def report(config: RunConfig, console: Console) -> None:
     The GPU's size is ``trainer.gpu_gib``, else that of the smallest one here, if there is any.
     """
     t, a = config.trainer, architecture(config.model.path)
-    memory = estimate(config, a)
-    gpus = f"{t.ranks} GPU{'s' * (t.ranks > 1)}"
     have = int(t.gpu_gib * GIB) or _smallest()
+    memory = estimate(config, a, have)
+    gpus = f"{t.ranks} GPU{'s' * (t.ranks > 1)}"
     if ranks.rank() == 0:
         shown = f"{config.model.path}, {a.parameters / 1e9:.2f} B parameters, {t.strategy}, {gpus}"
         console.print(memory.table(shown))
@@ -287,12 +290,17 @@ def _forwards(
 
 
 def _generation(
-    config: RunConfig, a: Architecture, size: int, rows: _Rows, tasks: int
+    config: RunConfig, a: Architecture, size: int, rows: _Rows, tasks: int, gpu: int
 ) -> list[Term]:
     """The engine ``hf``: under ZeRO-3 a whole copy of the weights, and the cache of all live
-    episodes or of the analyses of one update, which it keeps until the weights change.
+    episodes or of the analyses of one update, which it keeps until the weights change. An engine
+    with memory of its own says in its Config what it takes.
     """
     r, e, t = config.rollout, config.eval, config.trainer
+    if takes := getattr(config.engine, "memory", None):
+        row = 2 * a.layers * a.keys * size * r.context
+        rollout, rest = takes(size * a.parameters, row, gpu)
+        return [Term("engine", "lower engine.memory_share", rollout, rest, rest, rest)]
     looked = max(e.episodes, e.val_episodes if e.every else 0)
     live = min(r.live, max(tasks * r.group, math.ceil(looked / t.ranks)))
     cached = max(live * rows.length, min(live, tasks) * r.context)

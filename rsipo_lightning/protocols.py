@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -14,7 +14,9 @@ from rsipo_lightning.errors import ConfigError, EnvironmentFault
 from rsipo_lightning.types import Completion, Prompt, Stop, Task, Trajectory
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 # The line of a first user message that states the task; a skill is put behind the first of them.
 TASK_LINE = re.compile(
@@ -188,9 +190,30 @@ class TaskSuite(ABC):
         """Free what the episodes share. May be called twice."""
 
 
-class Engine(Protocol):
-    """Token ids in, token ids and log-probs out."""
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What an engine is made for. Its weights come later, by ``Engine.sync_weights``."""
 
+    policy: Any  # Policy, as it is trained: of weights that ranks share, this rank's part
+    whole: Callable[[], Any]  # a Policy that generates here: that one, or under ZeRO-3 a whole copy
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device  # of this rank
+    context: int  # tokens of one row, prompt and completion
+    live: int  # prompts of one call, mostly
+    rank: int = 0
+    ranks: int = 1
+
+
+class Engine(Protocol):
+    """Token ids in, token ids and log-probs out.
+
+    A registered one is made by ``EngineClass.of(config, host)``: ``config`` is an instance of its
+    Config. ConfigError for what can be known there; nothing has been written yet.
+    """
+
+    # Whether it generates with the policy's own weights, so that none are sent and none can be
+    # stale.
+    own: bool
     policy_version: int
 
     def generate(self, prompts: Sequence[Prompt]) -> list[Completion]:
@@ -201,7 +224,14 @@ class Engine(Protocol):
     def sync_weights(
         self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int
     ) -> None:
-        """Take over new weights and drop every cache; completions carry ``version`` from now on."""
+        """Take over new weights and drop every cache; completions carry ``version`` from now on.
+
+        Each weight is whole until the next one is asked for. To be read to the end: under ZeRO-3
+        every rank gathers together.
+        """
+
+    def rest(self) -> None:
+        """Nothing is generated before the next ``sync_weights``: memory may be given back."""
 
     def close(self) -> None:
         """Free the engine. May be called twice."""

@@ -35,6 +35,8 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "engines": {
         "hf": "rsipo_lightning.engines.hf:HFEngine",
+        "vllm": "rsipo_lightning.engines.vllm:VLLMEngine",
+        "vllm_server": "rsipo_lightning.engines.vllm_server:VLLMServerEngine",
     },
 }
 

@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedTokenizerBase
 
 from rsipo_lightning.errors import EngineError
 from rsipo_lightning.policy import Policy
+from rsipo_lightning.protocols import Host
 from rsipo_lightning.types import Completion, Prompt
 
 
@@ -77,12 +78,22 @@ class HFEngine:
 
     Config = HFConfig
 
-    def __init__(self, policy: Policy, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, policy: Policy, tokenizer: PreTrainedTokenizerBase, own: bool = True
+    ) -> None:
+        """``own``: ``policy`` is the one that is trained, not a copy of it."""
         self.policy = policy
         self.tokenizer = tokenizer
+        self.own = own
         self.policy_version = 0
         self._pieces: dict[int, str] = {}
         self._drop()
+
+    @classmethod
+    def of(cls, config: HFConfig, host: Host) -> HFEngine:
+        """On this rank's device."""
+        policy = host.whole()
+        return cls(policy, host.tokenizer, policy is host.policy)
 
     def _drop(self) -> None:
         self._cache = RaggedCache()
@@ -101,6 +112,9 @@ class HFEngine:
                     own[name].copy_(value)
         self.policy_version = version
         self._drop()
+
+    def rest(self) -> None:
+        """The cache is kept; it is dropped with the weights."""
 
     def close(self) -> None:
         """Free the cache."""

@@ -13,6 +13,8 @@ from rsipo_lightning.types import Completion, Prompt
 class ScriptedEngine:
     """``respond(prompt, text) -> response``; log-probs are 0."""
 
+    own = True  # it has no weights
+
     def __init__(self, codec: Codec, respond: Callable[[Prompt, str], str]) -> None:
         self.codec, self.respond = codec, respond
         self.policy_version = 0
@@ -34,6 +36,9 @@ class ScriptedEngine:
     ) -> None:
         """Raise the version."""
         self.policy_version = version
+
+    def rest(self) -> None:
+        """Nothing to give back."""
 
     def close(self) -> None:
         """Nothing to free."""

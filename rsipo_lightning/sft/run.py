@@ -36,6 +36,7 @@ from rsipo_lightning.environments.alfworld.suite import AlfworldSuite
 from rsipo_lightning.environments.search import SearchSuite
 from rsipo_lightning.errors import ConfigError, DataError, RsipoError
 from rsipo_lightning.files import append_jsonl
+from rsipo_lightning.freshness import Sender
 from rsipo_lightning.household import HOUSE_MIXTURES, HouseDemonstrations
 from rsipo_lightning.imitation import Epochs
 from rsipo_lightning.run_folder import RunFolder, on_disk
@@ -77,7 +78,8 @@ def sft(config: SftConfig, command: Sequence[str] = ()) -> Path:
         shown = console if config.log.progress else None
         with _noted(config, folder):
             say(console, f"run folder: {folder.path}")
-            made.policy.to(accelerator(config.training(1)))
+            made.policy.to(accelerator(config))
+            Sender(made.player, config.training(1)).send(made.policy, 0)
             if lessons is not None:
                 result = _learn_lessons(config, made, lessons, folder.path, shown)
             else:

@@ -19,6 +19,7 @@ from rsipo_lightning.callbacks.logging import RowWriter
 from rsipo_lightning.callbacks.progress import Progress
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import RsipoError
+from rsipo_lightning.freshness import Sender
 from rsipo_lightning.imitation import Batches, Imitate
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.metrics_csv import MetricsCsv
@@ -130,6 +131,7 @@ def train(
         enable_model_summary=False,
         default_root_dir=str(folder),
     )
+    made.player.engine.rest()
     try:
         with interrupt, writer_errors_once():
             trainer.fit(module)
@@ -138,4 +140,4 @@ def train(
     if interrupt.presses:
         raise KeyboardInterrupt
     made.policy.to(accelerator(config))  # Lightning has put it back on the CPU
-    made.player.engine.sync_weights(made.policy.model.named_parameters(), module.version)
+    Sender(made.player, config).send(made.policy, module.version)
