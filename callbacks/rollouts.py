@@ -24,7 +24,7 @@ from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.protocols import Share
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import Job, Player, Sampling
-from rsipo_lightning.sharding import full_weights
+from rsipo_lightning.sharding import acting_weights
 from rsipo_lightning.types import Iteration, Role, RolloutGroup, Task, Trajectory
 
 
@@ -151,7 +151,7 @@ class RolloutCollector(L.Callback):
         self._sync(pl_module)
 
     def _sync(self, module: PolicyModule) -> None:
-        self.player.engine.sync_weights(full_weights(module.policy.model), module.version)
+        self.player.engine.sync_weights(acting_weights(module.policy.model), module.version)
 
 
 def shown(

@@ -24,6 +24,7 @@ from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy
+from rsipo_lightning.sharding import acting_weights
 from rsipo_lightning.tokens import collate
 from rsipo_lightning.types import Iteration, Sample
 
@@ -74,8 +75,7 @@ class Updates(L.Callback):
         pl_module.version += 1
         update = pl_module.version
         for key, value in pl_module.iteration.metrics.reduce().items():
-            if not key.startswith("policy/mismatch"):  # no engine has sampled these tokens
-                self._means.mean(key, value)
+            self._means.mean(key, value)
         look = self.held and update % self.epoch == 0
         if look:
             self._means.mean(keys.VAL_LOSS, mean_nll(pl_module.policy, self.held, self.size))
@@ -138,4 +138,4 @@ def train(
     if interrupt.presses:
         raise KeyboardInterrupt
     made.policy.to(accelerator(config))  # Lightning has put it back on the CPU
-    made.player.engine.sync_weights(made.policy.model.named_parameters(), module.version)
+    made.player.engine.sync_weights(acting_weights(made.policy.model), module.version)
