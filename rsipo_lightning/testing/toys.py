@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rsipo_lightning import registry
+from rsipo_lightning.adapter import attach
 from rsipo_lightning.algorithms.base import TRAIN, Algorithm
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.config import RunConfig
+from rsipo_lightning.config import LoraSection, RunConfig
 from rsipo_lightning.engines.hf import HFEngine
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
@@ -81,6 +82,18 @@ def random_policy(
         pad_token_id=None,
     )
     return Policy(Qwen2ForCausalLM(config))
+
+
+def adapted_policy(policy: Policy, rank: int = 4, targets: Sequence[str] = ()) -> Policy:
+    """With a LoRA adapter that has learned something: none of its weights is 0."""
+    attach(policy.model, LoraSection(rank, targets=list(targets)), 0)
+    made = Policy(policy.model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.trained():
+            if not parameter.any():
+                parameter.normal_(std=0.05, generator=generator)
+    return made
 
 
 BANK = SkillBank(

@@ -17,7 +17,7 @@ from rsipo_lightning.cli import fit_main
 from rsipo_lightning.composing import compose
 from rsipo_lightning.config import UNTRAINED, RunConfig
 from rsipo_lightning.errors import ConfigError
-from rsipo_lightning.memory import GIB, Architecture, Memory, architecture, estimate
+from rsipo_lightning.memory import GIB, Architecture, Memory, architecture, estimate, shard
 from rsipo_lightning.policy import Policy
 
 HUB_NAMES = {
@@ -85,10 +85,10 @@ def test_the_presets_models_are_known_without_a_hub(path: str, parameters: int) 
 
 def test_a_rank_of_zero3_holds_its_share_of_each_weight_padded() -> None:
     a = Architecture.of(qwen())
-    assert a.shard(1) == a.parameters
-    assert a.shard(3) == sum(-(-n // 3) for n in a.tensors) > a.parameters / 3
+    assert shard(a.tensors, 1) == a.parameters
+    assert shard(a.tensors, 3) == sum(-(-n // 3) for n in a.tensors) > a.parameters / 3
     config = run_config("trainer.devices=3", "model.dtype=bfloat16", trainer="zero3")
-    found, n = estimate(config, a), a.shard(3)
+    found, n = estimate(config, a), shard(a.tensors, 3)
     # weights and gradients in bfloat16; master and two moments in float32
     assert size(found, "parameters") == size(found, "gradients") == 2 * n
     assert size(found, "optimizer states") == 12 * n
