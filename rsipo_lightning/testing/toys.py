@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rsipo_lightning import registry
@@ -160,7 +160,7 @@ class ToyWorld:
         self,
         policy: Policy,
         tokenizer: PreTrainedTokenizerFast,
-        reference: Policy | None = None,
+        reference: nn.Module | None = None,
     ) -> None:
         self.policy, self.reference = policy, reference
         self.codec = Codec(tokenizer)
