@@ -298,23 +298,27 @@ def _forwards(
     again at a time and the others keep their inputs.
     """
     tokens, trained = rows.forward(config)
-    layer, change = a.token_bytes[size] + _adapter_bytes(config, a), "raise trainer.micro_batches"
+    once, more = _adapter_bytes(config, a)
+    layer, change = a.token_bytes[size] + more, "raise trainer.micro_batches"
     kept, less = a.layers * layer, "set model.gradient_checkpointing=true"
     if config.model.gradient_checkpointing:
         kept, less = a.layers * a.hidden * size + layer, change
-    table = a.vocab * trained
+    table, scoring = a.vocab * trained, tokens * (a.token_bytes[size] + once)
     return [
-        Term("activations", less, scoring=tokens * layer, training=tokens * (kept + layer)),
+        Term("activations", less, scoring=scoring, training=tokens * (kept + layer)),
         Term("logits", change, 0, table * LOGITS, table * (ENTROPY if entropy else LOGITS)),
     ]
 
 
-def _adapter_bytes(config: RunConfig, a: Architecture) -> int:
-    """What the adapter of a layer keeps of a token: A's output, and its input where that is cast."""
-    rank, cast = config.model.lora.rank, config.model.dtype != "float32" and not config.trainer.zero3
-    size = 2 if config.model.dtype != "float32" and not cast else 4
-    kept = sum(rank * size + 4 * inputs * cast for inputs, _ in a.adapted)
-    return math.ceil(kept / a.layers)
+def _adapter_bytes(config: RunConfig, a: Architecture) -> tuple[int, int]:
+    """What one adapter, and those of a decoder's layer, keep of a token: A's output, and the input
+    where that is cast.
+    """
+    low, rank = config.model.dtype != "float32", config.model.lora.rank
+    cast = low and not config.trainer.zero3
+    size = 2 if low and not cast else 4
+    kept = [rank * size + 4 * inputs * cast for inputs, _ in a.adapted]
+    return max(kept, default=0), math.ceil(sum(kept) / a.layers)
 
 
 def _generation(
