@@ -114,8 +114,6 @@ class Policy(nn.Module):
             )
         # Shares are gone when the backward pass begins, which the newer kind takes for a mistake.
         kind = {"use_reentrant": sharded(self.model)}
-        if self.adapted:  # the older kind is silent where the input of a layer needs no gradient
-            self.model.enable_input_require_grads()
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kind)
         return layers
 
