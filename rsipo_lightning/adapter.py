@@ -45,13 +45,17 @@ def attach(model: PreTrainedModel, lora: LoraSection, seed: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     linear = {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    linear -= {name for name in linear if model.get_submodule(name) is model.get_output_embeddings()}
+    linear -= {
+        name for name in linear if model.get_submodule(name) is model.get_output_embeddings()
+    }
     kinds = {name.rpartition(".")[2] for name in linear}
     if unknown := [name for name in lora.targets if name not in kinds]:
         have = ", ".join(sorted(kinds))
         raise ConfigError(f"model.lora.targets: no linear layer '{unknown[0]}' (have: {have})")
     if not kinds:
-        raise ConfigError(f"model.lora.rank={lora.rank}: {type(model).__name__} has no linear layers")
+        raise ConfigError(
+            f"model.lora.rank={lora.rank}: {type(model).__name__} has no linear layers"
+        )
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.scale * lora.rank,  # type: ignore[arg-type]  # a fraction will do
@@ -91,7 +95,8 @@ def merged(layer: Any) -> Tensor:
     """W + scale * B A, reckoned in float32, in the dtype of W."""
     a, b = (x.detach().float() for x in factors(layer))
     weight: Tensor = layer.base_layer.weight.detach()
-    return (weight.float() + layer.scaling[NAME] * (b @ a)).to(weight.dtype)
+    scale: float = layer.scaling[NAME]
+    return (weight.float() + scale * (b @ a)).to(weight.dtype)
 
 
 @contextmanager

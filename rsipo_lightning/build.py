@@ -206,8 +206,8 @@ def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = Non
     if config.model.dtype != "float32" and not t.zero3 and not config.model.lora.rank:
         raise ConfigError(
             f"model.dtype={config.model.dtype}: AdamW loses small updates of such weights; "
-            "train in float32, or with --trainer zero3, which keeps float32 weights beside them, or "
-            "with model.lora.rank=N, whose own are float32 (rsipo-eval takes any)"
+            "train in float32, or with --trainer zero3, which keeps float32 weights beside them, "
+            "or with model.lora.rank=N, whose own are float32 (rsipo-eval takes any)"
         )
     check_loggers(config.log.loggers)
     if r.analysis_template:

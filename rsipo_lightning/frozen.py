@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rsipo_lightning.adapter import switched_off
 from rsipo_lightning.policy import Policy
-from rsipo_lightning.sharding import share, sharded
+from rsipo_lightning.sharding import sharded, share
 
 
 class AdapterOff(nn.Module):

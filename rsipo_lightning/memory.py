@@ -196,7 +196,11 @@ def architecture(path: str, lora: LoraSection | None = None) -> Architecture:
 
 def estimate(config: RunConfig, a: Architecture) -> Memory:
     """Memory of one GPU of ``trainer.nodes`` x ``trainer.devices``, in each phase of an update."""
-    t, size, lora = config.trainer, {"float32": 4, "bfloat16": 2}[config.model.dtype], config.model.lora
+    t, size, lora = (
+        config.trainer,
+        {"float32": 4, "bfloat16": 2}[config.model.dtype],
+        config.model.lora,
+    )
     own = shard(a.tensors, t.ranks) if t.zero3 else a.parameters  # parameters that this GPU keeps
     # What is trained, and what a number of it takes: without ZeRO-3 an adapter is float32.
     trained, number = (a.factors(lora), size if t.zero3 else 4) if lora.rank else (a.tensors, size)

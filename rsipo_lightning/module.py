@@ -425,10 +425,9 @@ class PolicyModule(L.LightningModule):
             "algorithm": self.algorithm.state_dict(),
             "teacher": [state_of(copied) for copied in self._teacher],
         }
-        if self.policy.adapted and "state_dict" in checkpoint:  # ZeRO-3 leaves it out by itself
-            trained = {f"policy.{n}" for n, p in self.policy.named_parameters() if p.requires_grad}
-            state = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {name: state[name] for name in state if name in trained}
+        if "state_dict" in checkpoint:  # not under ZeRO-3, which keeps what is trained
+            kept, state = self.policy.kept_state(), checkpoint["state_dict"]
+            checkpoint["state_dict"] = {f"policy.{name}": state[f"policy.{name}"] for name in kept}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over version and the algorithm's state."""

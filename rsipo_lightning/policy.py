@@ -76,6 +76,12 @@ class Policy(nn.Module):
         """The weights that an optimizer changes."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
+    def kept_state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs of the state dict: all of it, or the adapter alone."""
+        if not self.adapted:
+            return self.state_dict()
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
     def hidden(self, ids: Tensor, **kwargs: Any) -> Tensor:
         """[B, L] ids -> [B, L, D]. Right padding needs no mask: attention is causal."""
         return self.body(input_ids=ids, **kwargs).last_hidden_state  # type: ignore[no-any-return]

@@ -161,6 +161,8 @@ class Shards:
 
         config = {k: v for k, v in self.config.items() if k != "gradient_clipping"}
         self._engines.append(deepspeed.initialize(model=model, config=copy.deepcopy(config))[0])
+        for parameter in model.parameters():  # small ones too are fetched anew: shares may change
+            parameter.ds_persist = False  # type: ignore[attr-defined]
 
 
 def zero3_config(config: RunConfig, kind: str) -> dict[str, Any]:
@@ -173,6 +175,8 @@ def zero3_config(config: RunConfig, kind: str) -> dict[str, Any]:
     }
     if kind == "cpu":  # small policies: everything is split, and buffers of gigabytes are not made
         stage |= {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1 << 22}
+    if config.model.lora.rank:  # shares of an adapter are exchanged: none may be kept whole
+        stage["stage3_param_persistence_threshold"] = 0
     if t.offload_optimizer:
         stage["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if t.offload_parameters:

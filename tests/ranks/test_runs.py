@@ -119,7 +119,9 @@ def test_an_adapter_is_trained_and_goes_on_on_two_ranks(tmp_path: Path) -> None:
     assert metrics(cut) == metrics(straight)
     files = [folder / "policy" / "model.safetensors" for folder in (cut, straight)]
     assert files[0].read_bytes() == files[1].read_bytes()
-    files = [folder / "policy" / "adapter" / "adapter_model.safetensors" for folder in (cut, straight)]
+    files = [
+        folder / "policy" / "adapter" / "adapter_model.safetensors" for folder in (cut, straight)
+    ]
     assert files[0].read_bytes() == files[1].read_bytes()
     assert policy(cut)
     assert load_file(files[0])

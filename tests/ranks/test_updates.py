@@ -115,7 +115,7 @@ def test_the_update_is_that_of_one_process(made: dict[str, Any], name: str) -> N
 
 @pytest.mark.slow
 def test_an_engine_of_its_own_gets_the_adapter_merged(made: dict[str, Any]) -> None:
-    """Whole weights of the plain model, of which an update changes the adapted ones and no other."""
+    """Whole weights of the plain model; an update changes the adapted ones and no other."""
     plain = dict(WORLD.policy.model.named_parameters())
     acting, adapted = made["lora"]["acting"], adapter_layers(POLICY.model)
     assert acting.keys() == plain.keys()

@@ -111,5 +111,5 @@ def test_the_weight_carries_no_gradient() -> None:
 
 @pytest.mark.parametrize("cap", [-1.0, 0.5, math.nan])
 def test_a_cap_below_1_is_refused(cap: float) -> None:
-    with pytest.raises(ConfigError, match="rollout.importance_cap="):
+    with pytest.raises(ConfigError, match="importance_cap="):
         RolloutSection(importance_cap=cap)
