@@ -50,6 +50,9 @@ class Stream:
     loss: TokenLoss
     coef: float = 1.0
     reference: bool = False  # the loss reads batch.scores["reference"]
+    # It is a mean over tokens as the policy samples them, so that those of an engine whose
+    # log-probs differ are weighted. False: whichever token was sampled changes nothing (entropies)
+    sampled: bool = True
     # factor in [0, 1] of each token in that loss, (batch, log-probs [N]) -> [N]: logged
     gate: Callable[[TokenBatch, Tensor], Tensor] | None = None
 

@@ -61,7 +61,7 @@ class GRPO(Algorithm[G]):
         return {
             "actor": Stream(surrogate(c.clip, c.upper, c.dual_clip)),
             "kl": Stream(k3_to_reference, c.kl, reference=True),
-            "entropy": Stream(negative_entropy, c.entropy),
+            "entropy": Stream(negative_entropy, c.entropy, sampled=False),
         }
 
     def advantages(self, scored: Sequence[Trajectory]) -> list[float]:

@@ -161,7 +161,7 @@ def check_weights(checkpoint: Path, policy: Policy) -> None:
     if checkpoint.is_dir():
         return
     held = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)["state_dict"]
-    own = {f"policy.{name}": tensor.shape for name, tensor in policy.state_dict().items()}
+    own = {f"policy.{name}": tensor.shape for name, tensor in policy.kept_state().items()}
     if own != {name: tensor.shape for name, tensor in held.items()}:
         raise ConfigError(
             f"{checkpoint} is of another model than model.path now names; leave it as it was"

@@ -23,9 +23,11 @@ import transformers
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.console import Console
+from torch import nn
 from transformers import PreTrainedModel
 
 from rsipo_lightning import memory, ranks, registry
+from rsipo_lightning.adapter import attach, check_package
 from rsipo_lightning.algorithms.base import PLAIN, Algorithm, active
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.callbacks.best_skills import BestSkills
@@ -50,11 +52,12 @@ from rsipo_lightning.callbacks.skills import SkillCategory
 from rsipo_lightning.callbacks.transcripts import Transcripts
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.composing import component, plain, saved_groups
-from rsipo_lightning.config import UNTRAINED, RunConfig, SftConfig
+from rsipo_lightning.config import UNTRAINED, LoraSection, RunConfig, SftConfig
 from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault, RsipoError
 from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.freshness import Sender
+from rsipo_lightning.frozen import AdapterOff
 from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
@@ -63,7 +66,7 @@ from rsipo_lightning.protocols import SPLITS, Host, TaskSuite
 from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
-from rsipo_lightning.sharding import Shards, full_state, plain_copy
+from rsipo_lightning.sharding import Shards, adapter_state, full_state, plain_copy
 from rsipo_lightning.skills import analysis_template
 from rsipo_lightning.strategy import Zero3Strategy, check_zero3, connect, disconnect
 from rsipo_lightning.tiny import MORE, build_tokenizer, new_model
@@ -104,12 +107,15 @@ class Actors:
 
     def save(self, folder: Path) -> None:
         """Write the policy as a Hugging Face folder. Collective under ZeRO-3."""
-        state = full_state(self.policy.model)
+        model = self.policy.model
+        state, adapter = full_state(model), adapter_state(model)
         if rank_of_ranks()[0] == 0:
-            save_policy(self.policy.model, self.codec.tokenizer, folder, state)
+            save_policy(model, self.codec.tokenizer, folder, state, adapter)
 
-    def frozen(self) -> Policy:
-        """A copy of the policy as it starts. Collective under ZeRO-3."""
+    def frozen(self) -> nn.Module:
+        """The policy as it starts, to stay. Collective under ZeRO-3."""
+        if self.policy.adapted:
+            return AdapterOff(self.policy)
         if self.shards is None:
             return copy.deepcopy(self.policy).requires_grad_(False)
         policy = Policy(self.shards.load(self.load)).requires_grad_(False)
@@ -165,8 +171,9 @@ def actors(
     """The part of :func:`parts` that needs no algorithm."""
     if config.groups["model"] == "hf" and config.model.path == "tiny":
         raise ConfigError("--model hf needs model.path=FOLDER_OR_HUB_NAME")
+    check_package(config.model.lora)
     path = config.model.path
-    new = path in UNTRAINED
+    dtype, new = config.model.dtype, path in UNTRAINED
     codec = Codec(build_tokenizer(MORE.get(path, ())) if new else load_tokenizer(path))
     name = component("env", config.groups["env"])
     suite: TaskSuite = registry.load_class("environments", name, TaskSuite)(config.env, config.seed)
@@ -179,9 +186,9 @@ def actors(
             torch.set_num_threads(config.trainer.threads)
 
         def load() -> PreTrainedModel:
-            if new:
-                return new_model(codec.tokenizer, config.seed)
-            return load_model(path, config.model.dtype)
+            made = new_model(codec.tokenizer, config.seed) if new else load_model(path, dtype)
+            attach(made, config.model.lora, config.seed)
+            return made
 
         model = shards.load(load) if shards else load()
         check_fit(model, codec.tokenizer, path, config.rollout.context)
@@ -203,11 +210,11 @@ def actors(
 def check_training(config: RunConfig, made: Actors, bank: SkillBank | None = None) -> None:
     """What only a training run needs. ConfigError, before anything is written."""
     t, r = config.trainer, config.rollout
-    if config.model.dtype != "float32" and not t.zero3:
+    if config.model.dtype != "float32" and not t.zero3 and not config.model.lora.rank:
         raise ConfigError(
             f"model.dtype={config.model.dtype}: AdamW loses small updates of such weights; "
-            "train in float32, or with --trainer zero3, which keeps float32 weights beside them "
-            "(rsipo-eval takes any)"
+            "train in float32, or with --trainer zero3, which keeps float32 weights beside them, "
+            "or with model.lora.rank=N, whose own are float32 (rsipo-eval takes any)"
         )
     check_loggers(config.log.loggers)
     if r.analysis_template:
@@ -290,7 +297,7 @@ def fit(
     shards = Shards(config, kind) if config.trainer.zero3 else None
     with closing(parts(config, ("train", "val", "test"), training=True, shards=shards)) as made:
         check_training(config, made, made.algorithm.bank)
-        if config.model.dtype != "float32" and made.algorithm.teacher.ema:
+        if made.algorithm.teacher.ema and made.policy.trained()[0].dtype != torch.float32:
             raise ConfigError(
                 f"model.dtype={config.model.dtype}: a moving average of such weights does not "
                 f"move; {config.method} trains in float32"
@@ -370,7 +377,9 @@ def _train(
     analyzer: Endpoint | None,
 ) -> tuple[FitResult, PolicyModule, L.Trainer]:
     t = config.trainer
-    teacher = None if made.algorithm.teacher.live else made.frozen()
+    # The copy of an adapter is made where it is needed.
+    alone = made.algorithm.teacher.live or made.policy.adapted
+    teacher = None if alone else made.frozen()
     module = PolicyModule(
         made.policy, made.algorithm, config, made.player, _reference(made), teacher
     )
@@ -477,8 +486,8 @@ def peak_rss_mib() -> int:
     return round(kib / (1 << 20 if sys.platform == "darwin" else 1024))
 
 
-def _reference(made: Parts) -> Policy | None:
-    """A frozen copy of the policy as it starts, if any term needs one."""
+def _reference(made: Parts) -> nn.Module | None:
+    """The policy as it starts, if any term needs it."""
     if not any(stream.reference for stream in active(made.algorithm.streams).values()):
         return None
     return made.frozen()
@@ -516,7 +525,8 @@ def evaluate(
     if per_type is None and not limit:
         raise ConfigError("eval.episodes=0: how many tasks? Give --episodes N or --per-type N")
     folder = path / "policy" if (path / "policy").is_dir() else path
-    config = replace(config, model=replace(config.model, path=str(folder)))
+    # An adapter is merged in the folder of a run; a new one would change nothing.
+    config = replace(config, model=replace(config.model, path=str(folder), lora=LoraSection()))
     with closing(parts(config, (split,), training=False)) as made:
         if per_type is not None:
             tasks = choose_per_type(made.suite, split, per_type)

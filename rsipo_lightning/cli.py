@@ -118,6 +118,11 @@ def _fit(argv: list[str]) -> int:
     if args.print_config:
         print(to_yaml(composed.config, composed.origins), end="")
         return 0
+    if (
+        args.resume
+        and compose_kind(FIT, {}, source).config.model.lora != composed.config.model.lora
+    ):
+        raise ConfigError(f"{args.resume} goes on with the adapter it has: leave out model.lora.*")
     if args.print_memory:
         from rich.console import Console
 

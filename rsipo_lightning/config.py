@@ -25,6 +25,29 @@ class RunSection:
 
 
 @dataclass
+class LoraSection:
+    """An adapter that is trained in place of the weights (LoRA)."""
+
+    # 0: all weights are trained. An adapter needs a larger optim.lr than they do, or nothing is
+    # learned: papers use rank 64, alpha 128 and 2e-4 (methods.md 5)
+    rank: int = 0
+    alpha: float | None = None  # what it adds is scaled by alpha / rank; twice the rank if not set
+    # names of linear layers, e.g. [q_proj, v_proj]; empty: all but the output embeddings
+    targets: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        within("model.lora.rank", self.rank, 0, 4096)
+        above("model.lora.alpha", self.scale, 0)
+        if not self.rank and (self.alpha is not None or self.targets):
+            raise ConfigError("model.lora.alpha and targets need model.lora.rank=N")
+
+    @property
+    def scale(self) -> float:
+        """Of B A."""
+        return 2.0 if self.alpha is None else self.alpha / max(self.rank, 1)
+
+
+@dataclass
 class ModelSection:
     """The policy."""
 
@@ -33,6 +56,7 @@ class ModelSection:
     dtype: str = "float32"  # float32 | bfloat16; log-probs are float32 always
     # layers are computed again in the backward pass instead of kept: less memory, a third more time
     gradient_checkpointing: bool = False
+    lora: LoraSection = field(default_factory=LoraSection)
 
     def __post_init__(self) -> None:
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
@@ -124,8 +148,17 @@ class RolloutSection:
     context: int = 4096  # tokens of one row
     live: int = 128  # episodes played at once, bounds the KV cache
     max_error_frac: float = 0.2  # more broken episodes than this stop the run
+    # where the engine's log-probs are not the trainer's, a token's terms are weighted by how much
+    # likelier the trainer finds it, at most this much; exactly 1 within 1e-4 nats, as with the
+    # engine hf in float32. 0 is off
+    importance_cap: float = 2.0
 
     def __post_init__(self) -> None:
+        at_least("rollout.importance_cap", self.importance_cap, 0)
+        if 0 < self.importance_cap < 1:
+            raise ConfigError(
+                f"rollout.importance_cap={self.importance_cap}: must be 0 (off) or at least 1"
+            )
         for name in ("tasks", "group", "max_new_tokens", "max_skill_tokens", "context", "live"):
             at_least(f"rollout.{name}", getattr(self, name), 1)
         above("rollout.temperature", self.temperature, 0)

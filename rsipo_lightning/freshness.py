@@ -20,7 +20,7 @@ from rsipo_lightning.metrics import gather
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.rng import keyed_random
 from rsipo_lightning.rollout import Player
-from rsipo_lightning.sharding import full_weights
+from rsipo_lightning.sharding import acting_weights
 from rsipo_lightning.types import Completion, Prompt
 
 LENGTH = 272  # tokens: two blocks of the largest kind that vLLM caches by (128), and a rest
@@ -54,7 +54,7 @@ class Sender:
         engine generates with the policy's own. EngineError if a probe tells engine and policy
         apart.
         """
-        weights = full_weights(policy.model)
+        weights = acting_weights(policy.model)
         if self.engine.own:
             self.engine.sync_weights(weights, version)
             return None

@@ -40,7 +40,7 @@ def sample(row: Row) -> Sample:
         ids=torch.tensor(row.ids),
         mask=mask,
         turn=torch.zeros(n, dtype=torch.long),
-        engine_logprobs=torch.zeros(n),
+        engine_logprobs=torch.full((n,), torch.nan),
         credits={"imitate": Credit(weights[mask], torch.ones(n))},
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os.path
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,10 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from rsipo_lightning import ranks, registry
+from rsipo_lightning.adapter import adapter_layers, attach
 from rsipo_lightning.algorithms.base import Algorithm, active
 from rsipo_lightning.composing import component
-from rsipo_lightning.config import UNTRAINED, RunConfig
+from rsipo_lightning.config import UNTRAINED, LoraSection, RunConfig
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.policy import MODELS, load_config
 
@@ -47,9 +49,10 @@ class Architecture:
     hidden: int
     keys: int  # width of all heads of the keys, which is that of the values
     token_bytes: dict[int, int]  # {bytes of a number: of what a layer keeps of a token to go back}
+    adapted: tuple[tuple[int, int], ...] = ()  # inputs and outputs of each layer with an adapter
 
     @classmethod
-    def of(cls, config: PretrainedConfig) -> Architecture:
+    def of(cls, config: PretrainedConfig, lora: LoraSection | None = None) -> Architecture:
         """Parameters are counted on a model without storage; activations are those of Qwen."""
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -68,8 +71,12 @@ class Architecture:
             own = (queries + keys) * (4 + size) + 4 * (heads + pairs) if normed else 0
             return norms + attention + own + 4 * size * inner
 
+        tensors = tuple(p.numel() for p in model.parameters())
+        with torch.device("meta"):
+            attach(model, lora or LoraSection(), 0)
         return cls(
-            tensors=tuple(p.numel() for p in model.parameters()),
+            adapted=tuple((m.in_features, m.out_features) for m in adapter_layers(model).values()),
+            tensors=tensors,
             vocab=text.vocab_size,
             layers=text.num_hidden_layers,
             hidden=hidden,
@@ -81,9 +88,14 @@ class Architecture:
     def parameters(self) -> int:
         return sum(self.tensors)
 
-    def shard(self, ranks: int) -> int:
-        """Parameters of one rank under ZeRO-3: each weight is padded to a multiple of ``ranks``."""
-        return sum(math.ceil(n / ranks) for n in self.tensors)
+    def factors(self, lora: LoraSection) -> tuple[int, ...]:
+        """Parameters of each weight of the adapter."""
+        return tuple(lora.rank * width for layer in self.adapted for width in layer)
+
+
+def shard(tensors: Sequence[int], ranks: int) -> int:
+    """Parameters of one rank under ZeRO-3: each weight is padded to a multiple of ``ranks``."""
+    return sum(math.ceil(n / ranks) for n in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +182,16 @@ class _Rows:
         return max(rows * self.length, r.context), max(rows * self.trained, r.max_skill_tokens)
 
 
-def architecture(path: str) -> Architecture:
+def architecture(path: str, lora: LoraSection | None = None) -> Architecture:
     """Of ``model.path``: a folder, a preset's model (without a hub) or a hub name.
 
-    DataError if there is none.
+    DataError if there is none, ConfigError for an adapter that does not go with it.
     """
     shipped = SHAPES / f"{path}.json"
     if not os.path.exists(path) and os.path.isfile(shipped):  # False where too long
-        return Architecture.of(AutoConfig.from_pretrained(shipped))
+        return Architecture.of(AutoConfig.from_pretrained(shipped), lora)
     shaped = path.replace("untrained", "tiny") if path in UNTRAINED else path
-    return Architecture.of(load_config(shaped))
+    return Architecture.of(load_config(shaped), lora)
 
 
 def estimate(config: RunConfig, a: Architecture, gpu: int = 0) -> Memory:
@@ -187,19 +199,28 @@ def estimate(config: RunConfig, a: Architecture, gpu: int = 0) -> Memory:
 
     ``gpu``: bytes that it has, if they are known; an engine may take a share of them.
     """
-    t, size = config.trainer, {"float32": 4, "bfloat16": 2}[config.model.dtype]
-    own = a.shard(t.ranks) if t.zero3 else a.parameters  # parameters that this GPU keeps
+    t, size, lora = (
+        config.trainer,
+        {"float32": 4, "bfloat16": 2}[config.model.dtype],
+        config.model.lora,
+    )
+    own = shard(a.tensors, t.ranks) if t.zero3 else a.parameters  # parameters that this GPU keeps
+    # What is trained, and what a number of it takes: without ZeRO-3 an adapter is float32.
+    trained, number = (a.factors(lora), size if t.zero3 else 4) if lora.rank else (a.tensors, size)
+    learned = shard(trained, t.ranks) if t.zero3 else sum(trained)
+    here = not t.offload_parameters
     tasks = math.ceil(config.rollout.tasks / t.ranks)
     rows = _Rows.of(config, tasks * config.rollout.group)
     reference, teacher, entropy = _objective(config)
-    weights = size * own * (not t.offload_parameters)
+    weights, adapter = size * own * here, number * learned * here * bool(lora.rank)
     change = "set trainer.offload_parameters=true" if t.zero3 else SHARD
     return Memory(
         (
-            _always("parameters", change, weights),
-            *_training_state(config, a, size, own),
-            _always("reference policy", "set algo.kl=0", weights * reference),
-            _always("teacher's copy", change, weights * teacher),
+            _always("parameters", change, weights + adapter),
+            *_training_state(config, a, number, trained, learned),
+            # With an adapter the reference is the policy without it.
+            _always("reference policy", "set algo.kl=0", weights * (reference and not lora.rank)),
+            _always("teacher's copy", change, (adapter if lora.rank else weights) * teacher),
             *_forwards(config, a, size, rows, entropy),
             *_generation(config, a, size, rows, tasks, gpu),
             _always("CUDA, NCCL, fragments", "take a larger GPU", RESERVE),
@@ -212,12 +233,15 @@ def report(config: RunConfig, console: Console) -> None:
 
     The GPU's size is ``trainer.gpu_gib``, else that of the smallest one here, if there is any.
     """
-    t, a = config.trainer, architecture(config.model.path)
+    t, a = config.trainer, architecture(config.model.path, config.model.lora)
     have = int(t.gpu_gib * GIB) or _smallest()
     memory = estimate(config, a, have)
     gpus = f"{t.ranks} GPU{'s' * (t.ranks > 1)}"
     if ranks.rank() == 0:
-        shown = f"{config.model.path}, {a.parameters / 1e9:.2f} B parameters, {t.strategy}, {gpus}"
+        size = f"{a.parameters / 1e9:.2f} B parameters"
+        if config.model.lora.rank:
+            size += f" and {sum(a.factors(config.model.lora)) / 1e6:.1f} M of an adapter"
+        shown = f"{config.model.path}, {size}, {t.strategy}, {gpus}"
         console.print(memory.table(shown))
         known = f"of {have / GIB:.1f}" if have else "(trainer.gpu_gib=N compares it with a GPU)"
         console.print(f"needed: {memory.need / GIB:.1f} GiB {known}, {memory.peak} takes most")
@@ -242,15 +266,18 @@ def _objective(config: RunConfig) -> tuple[bool, bool, bool]:
     return reference, not algorithm.teacher.live, "entropy" in streams
 
 
-def _training_state(config: RunConfig, a: Architecture, size: int, own: int) -> list[Term]:
-    """Gradients and AdamW's moments; ZeRO-3 adds masters, all in float32 whatever the dtype.
+def _training_state(
+    config: RunConfig, a: Architecture, size: int, trained: Sequence[int], own: int
+) -> list[Term]:
+    """Gradients and AdamW's moments of what is ``trained``, of which this GPU keeps ``own``; ZeRO-3
+    adds masters, all in float32 whatever the dtype.
 
     The step takes the square roots of the second moments, all at once, and under ZeRO-3 gradients
     in float32.
     """
     t = config.trainer
     if not t.zero3:
-        kept = size * a.parameters
+        kept = size * sum(trained)
         buckets = kept if t.strategy == "ddp" else 0  # torch's reducer keeps them
         return [
             Term("gradients", SHARD, buckets, buckets, buckets + kept, buckets + kept),
@@ -260,7 +287,7 @@ def _training_state(config: RunConfig, a: Architecture, size: int, own: int) -> 
     change = "set trainer.offload_optimizer=true"
     here = not t.offload_optimizer  # gradients are offloaded with the states that they meet
     live = size * min(a.parameters, LIVE + max(a.tensors))
-    bucket = size * min(a.parameters, BUCKET)
+    bucket = size * min(sum(trained), BUCKET)
     return [
         _always("gradients", change, size * own * here),
         _always("optimizer states", change, 12 * own * here),
@@ -278,15 +305,27 @@ def _forwards(
     again at a time and the others keep their inputs.
     """
     tokens, trained = rows.forward(config)
-    layer, change = a.token_bytes[size], "raise trainer.micro_batches"
+    once, more = _adapter_bytes(config, a)
+    layer, change = a.token_bytes[size] + more, "raise trainer.micro_batches"
     kept, less = a.layers * layer, "set model.gradient_checkpointing=true"
     if config.model.gradient_checkpointing:
         kept, less = a.layers * a.hidden * size + layer, change
-    table = a.vocab * trained
+    table, scoring = a.vocab * trained, tokens * (a.token_bytes[size] + once)
     return [
-        Term("activations", less, scoring=tokens * layer, training=tokens * (kept + layer)),
+        Term("activations", less, scoring=scoring, training=tokens * (kept + layer)),
         Term("logits", change, 0, table * LOGITS, table * (ENTROPY if entropy else LOGITS)),
     ]
+
+
+def _adapter_bytes(config: RunConfig, a: Architecture) -> tuple[int, int]:
+    """What one adapter, and those of a decoder's layer, keep of a token: A's output, and the input
+    where that is cast.
+    """
+    low, rank = config.model.dtype != "float32", config.model.lora.rank
+    cast = low and not config.trainer.zero3
+    size = 2 if low and not cast else 4
+    kept = [rank * size + 4 * inputs * cast for inputs, _ in a.adapted]
+    return max(kept, default=0), math.ceil(sum(kept) / a.layers)
 
 
 def _generation(

@@ -6,7 +6,6 @@ optimization: manual optimization drops gradients under DeepSpeed without a word
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from rsipo_lightning import keys
@@ -24,12 +23,21 @@ from rsipo_lightning.algorithms.base import Algorithm, active
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import DivergedError, EngineError
+from rsipo_lightning.frozen import follow, frozen, restore, state_of
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.reduce import sum_over_ranks
 from rsipo_lightning.rollout import Job, Player, Sampling
 from rsipo_lightning.sharding import sharded, share
 from rsipo_lightning.strategy import Zero3Strategy, loss_scale
-from rsipo_lightning.tokens import TokenBatch, collate, null_sample, pad, split
+from rsipo_lightning.tokens import (
+    SAME,
+    TokenBatch,
+    collate,
+    importance,
+    null_sample,
+    pad,
+    split,
+)
 from rsipo_lightning.types import (
     Iteration,
     MicroBatch,
@@ -52,8 +60,8 @@ class PolicyModule(L.LightningModule):
         algorithm: Algorithm[Any],
         config: RunConfig,
         player: Player,
-        reference: Policy | None = None,
-        teacher: Policy | None = None,
+        reference: nn.Module | None = None,
+        teacher: nn.Module | None = None,
     ) -> None:
         """``reference`` and ``teacher`` are frozen copies; the latter is made here if the algorithm
         needs one and none is given.
@@ -68,7 +76,8 @@ class PolicyModule(L.LightningModule):
         self._reference = (
             [reference] if reference else []
         )  # in a list: frozen, and not part of any checkpoint
-        self._teacher = [] if algorithm.teacher.live else [teacher or _frozen(policy)]
+        self._teacher = [] if algorithm.teacher.live else [teacher or frozen(policy)]
+        self.strict_loading = not policy.adapted  # what is frozen is in no checkpoint
         self._parts: list[MicroBatch] = []
 
     # ---- from an iteration to micro-batches
@@ -132,7 +141,7 @@ class PolicyModule(L.LightningModule):
     @torch.no_grad()
     def _score(
         self,
-        policy: Policy,
+        policy: nn.Module,
         name: str,
         views: list[tuple[int, Tensor, Tensor, Tensor]],
         samples: Sequence[Sample],
@@ -223,6 +232,8 @@ class PolicyModule(L.LightningModule):
             name: torch.where(known[name], s, fixed) for name, s in batch.scores.items()
         }
         batch.old_logprobs = batch.scores.get("old", fixed)
+        cap = self.run_config.rollout.importance_cap
+        batch.importance = importance(batch.old_logprobs, batch.engine_logprobs, cap)
         # Both outputs on every rank, even where no row has the stream: ZeRO-3 fetches weights by
         # what a backward pass meets, and a rank that meets less leaves the others waiting.
         loss: Tensor = (logp.sum() + batch.entropy.sum()) * 0.0
@@ -237,18 +248,18 @@ class PolicyModule(L.LightningModule):
     def terms(
         self, batch: TokenBatch, logp: Tensor, denominators: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """coef * sum(weight * loss(value)) / sum(weight over all micro-batches and ranks), by
-        stream.
+        """coef * sum(weight * importance * loss(value)) / sum(weight over all micro-batches and
+        ranks), by stream.
         """
+        assert batch.importance is not None
         done = {}
         for name, stream in self.streams.items():
             if name in batch.credits and denominators[name] > 0:
                 weight, value = batch.credits[name]
-                done[name] = (
-                    stream.coef
-                    * (weight * stream.loss(batch, logp, value)).sum()
-                    / denominators[name]
-                )
+                loss = stream.loss(batch, logp, value)
+                if stream.sampled:
+                    loss = loss * batch.importance
+                done[name] = stream.coef * (weight * loss).sum() / denominators[name]
         return done
 
     def _diagnose(self, batch: TokenBatch, logp: Tensor, known: Mapping[str, Tensor]) -> None:
@@ -256,9 +267,15 @@ class PolicyModule(L.LightningModule):
         metrics = self.iteration.metrics
         assert batch.old_logprobs is not None
         assert batch.entropy is not None
-        d = batch.engine_logprobs - batch.old_logprobs  # of the policy that sampled
-        metrics.mean("policy/mismatch_kl_mean", _k3(-d), d.numel())
-        metrics.maximum("policy/mismatch_max", float(d.abs().max()))
+        d = (batch.engine_logprobs - batch.old_logprobs)[~batch.engine_logprobs.isnan()]
+        if d.numel():  # of the policy that sampled
+            metrics.mean("policy/mismatch_kl_mean", _k3(-d), d.numel())
+            metrics.maximum("policy/mismatch_max", float(d.abs().max()))
+            if cap := self.run_config.rollout.importance_cap:
+                w = importance(-d, torch.zeros_like(d), cap)
+                metrics.mean("policy/importance_mean", float(w.mean()), d.numel())
+                cut = int((-d > max(math.log(cap), SAME)).sum())
+                metrics.fraction("policy/importance_truncated_frac", cut, d.numel())
         metrics.mean("policy/entropy_mean", float(batch.entropy.detach().mean()), d.numel())
         for name in known:
             gap = (batch.scores[name] - logp)[known[name]]
@@ -313,20 +330,13 @@ class PolicyModule(L.LightningModule):
         the callbacks', when the metrics have been written.
         """
         self._parts = []
-        if not all(share(p).isfinite().all() for p in self.policy.parameters()):
+        if not all(share(p).isfinite().all() for p in self.policy.trained()):
             raise DivergedError(f"weights are no numbers after update {self.version + 1}")
-        self._follow()
+        how = self.algorithm.teacher
+        if how.ema or (how.every and (self.version + 1) % how.every == 0):
+            for copied in self._teacher:
+                follow(copied, self.policy, how.ema)
         return time.perf_counter() - self._started
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """The teacher's copy after an update."""
-        how, copies = self.algorithm.teacher, self._teacher
-        if not copies or not (how.ema or (how.every and (self.version + 1) % how.every == 0)):
-            return
-        pairs = zip(copies[0].parameters(), self.policy.parameters(), strict=True)
-        for held, current in pairs:
-            share(held).lerp_(share(current), 1 - how.ema)
 
     @property
     def _lr(self) -> float:
@@ -334,10 +344,10 @@ class PolicyModule(L.LightningModule):
         return self.run_config.optim.lr if self.streams else 0.0
 
     def configure_optimizers(self) -> Any:
-        """AdamW on all parameters, with the schedule's learning rate."""
+        """AdamW on all trained weights, with the schedule's learning rate."""
         o, t = self.run_config.optim, self.run_config.trainer
         optimizer = torch.optim.AdamW(
-            self.policy.parameters(),
+            self.policy.trained(),
             lr=self._lr,
             betas=(o.betas[0], o.betas[1]),
             weight_decay=o.weight_decay,
@@ -413,31 +423,18 @@ class PolicyModule(L.LightningModule):
         checkpoint["rsipo"] = {
             "version": self.version,
             "algorithm": self.algorithm.state_dict(),
-            "teacher": [_held(copied) for copied in self._teacher],
+            "teacher": [state_of(copied) for copied in self._teacher],
         }
+        if "state_dict" in checkpoint:  # not under ZeRO-3, which keeps what is trained
+            kept, state = self.policy.kept_state(), checkpoint["state_dict"]
+            checkpoint["state_dict"] = {f"policy.{name}": state[f"policy.{name}"] for name in kept}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take over version and the algorithm's state."""
         self.version = checkpoint["rsipo"]["version"]
         self.algorithm.load_state_dict(checkpoint["rsipo"]["algorithm"])
         for copied, state in zip(self._teacher, checkpoint["rsipo"]["teacher"], strict=True):
-            _take(copied, state)
-
-
-def _held(policy: Policy) -> dict[str, Tensor]:
-    """The weights of a copy, of its shares those of this rank."""
-    if not sharded(policy):
-        return policy.state_dict()
-    return {name: share(p).detach().cpu().clone() for name, p in policy.named_parameters()}
-
-
-@torch.no_grad()
-def _take(policy: Policy, state: Mapping[str, Tensor]) -> None:
-    if not sharded(policy):
-        policy.load_state_dict(state)
-        return
-    for name, parameter in policy.named_parameters():
-        share(parameter).copy_(state[name])
+            restore(copied, state)
 
 
 def lr_factor(schedule: str, warmup: int, total: int, step: int) -> float:
@@ -457,11 +454,6 @@ def lr_factor(schedule: str, warmup: int, total: int, step: int) -> float:
 def _k3(gap: Tensor) -> float:
     """Mean of exp(x) - x - 1: an estimate of KL(p || q) for x = log q - log p on samples of p."""
     return float((gap.exp() - gap - 1).mean())
-
-
-def _frozen(policy: Policy) -> Policy:
-    """A copy of the policy as it is now; kept in a list, so that it is no part of the module."""
-    return copy.deepcopy(policy).requires_grad_(False)
 
 
 class _Parts(Dataset[MicroBatch]):

@@ -30,6 +30,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
+from rsipo_lightning.adapter import adapted, write_adapter
 from rsipo_lightning.config import SHIPPED
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError
 from rsipo_lightning.sharding import sharded
@@ -65,6 +66,21 @@ class Policy(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    @property
+    def adapted(self) -> bool:
+        """Whether an adapter is trained in place of the weights."""
+        return adapted(self.model)
+
+    def trained(self) -> list[nn.Parameter]:
+        """The weights that an optimizer changes."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def kept_state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs of the state dict: all of it, or the adapter alone."""
+        if not self.adapted:
+            return self.state_dict()
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
     def hidden(self, ids: Tensor, **kwargs: Any) -> Tensor:
         """[B, L] ids -> [B, L, D]. Right padding needs no mask: attention is causal."""
@@ -233,10 +249,12 @@ def save_policy(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     state: dict[str, Tensor] | None = None,
+    adapter: dict[str, Tensor] | None = None,
 ) -> None:
     """Write what ``from_pretrained`` loads, in place of what is there: all or nothing.
 
-    ``state`` are the weights, where the model does not hold them.
+    ``state`` are the weights, where the model does not hold them; ``adapter`` are those of its
+    adapter, written into the folder ``adapter`` of it.
     What is there becomes ``<folder>.old`` until the new one has its name, so a kill loses neither.
     CheckpointError if it cannot be written.
     """
@@ -246,6 +264,8 @@ def save_policy(
             shutil.rmtree(part)
         model.save_pretrained(part, state_dict=state)
         tokenizer.save_pretrained(part)
+        if adapter:
+            write_adapter(model, adapter, part / "adapter")
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)

@@ -39,6 +39,7 @@ PACKAGES = (
     "bm25s",
     "PyStemmer",
     "deepspeed",
+    "peft",
     "vllm",
     "alfworld",
     "textworld",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rsipo_lightning.adapter import adapted, adapter_layers, factors, merged, plain_name
 from rsipo_lightning.config import RunConfig
 from rsipo_lightning.metrics import rank_of_ranks
 
@@ -38,43 +39,71 @@ def full_weights(model: nn.Module, bucket: int = BUCKET) -> Iterator[tuple[str, 
     Collective under ZeRO-3: every rank must go to the end. No more than ``bucket`` elements (or one
     larger parameter) are whole at a time. Those of a plain model are its own parameters.
     """
-    if not sharded(model):
-        yield from model.named_parameters()
+    units = [(name, (parameter,)) for name, parameter in model.named_parameters()]
+    for name, (parameter,) in _whole(units, bucket):
+        yield name, parameter
+
+
+def acting_weights(model: nn.Module, bucket: int = BUCKET) -> Iterator[tuple[str, Tensor]]:
+    """As ``full_weights``, those of the plain model that acts like this one: an adapter is merged
+    into the weights beside it, one at a time. The others are the model's own parameters.
+    """
+    layers = adapter_layers(model)
+    units: list[Unit] = []
+    for own, parameter in model.named_parameters():
+        if name := plain_name(own):
+            more = factors(layers[name]) if name in layers else ()
+            units.append((name, (parameter, *more)))
+    for name, (parameter, *_) in _whole(units, bucket):
+        yield name, merged(layers[name]) if name in layers else parameter
+
+
+def adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """The whole weights of an adapter, on the CPU. Collective under ZeRO-3."""
+    units = [(name, (p,)) for name, p in model.named_parameters() if not plain_name(name)]
+    return {name: p.detach().to("cpu", copy=True) for name, (p,) in _whole(units, BUCKET)}
+
+
+Unit = tuple[str, tuple[nn.Parameter, ...]]  # a name, and parameters that are needed together
+
+
+def _whole(units: Sequence[Unit], bucket: int) -> Iterator[Unit]:
+    """Each unit while its parameters are whole."""
+    if not any(hasattr(parameter, "ds_tensor") for _, own in units for parameter in own):
+        yield from units
         return
     import deepspeed
 
-    for named in _buckets(list(model.named_parameters()), bucket):
-        with deepspeed.zero.GatheredParameters([parameter for _, parameter in named]):
-            yield from named
+    for part in _buckets(units, bucket):
+        with deepspeed.zero.GatheredParameters([p for _, own in part for p in own]):
+            yield from part
 
 
-def _buckets(
-    named: list[tuple[str, nn.Parameter]], limit: int
-) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    bucket: list[tuple[str, nn.Parameter]] = []
+def _buckets(units: Sequence[Unit], limit: int) -> Iterator[list[Unit]]:
+    bucket: list[Unit] = []
     filled = 0
-    for name, parameter in named:
-        size = int(getattr(parameter, "ds_numel", parameter.numel()))
+    for name, own in units:
+        size = sum(int(getattr(p, "ds_numel", p.numel())) for p in own)
         if bucket and filled + size > limit:
             yield bucket
             bucket, filled = [], 0
-        bucket.append((name, parameter))
+        bucket.append((name, own))
         filled += size
     if bucket:
         yield bucket
 
 
 def full_state(model: PreTrainedModel) -> dict[str, Tensor] | None:
-    """The whole state dict, on the CPU of rank 0 alone. Collective under ZeRO-3.
+    """The whole state dict of the plain model, on the CPU of rank 0 alone. Collective under ZeRO-3.
 
     None for a plain model, which has its own.
     """
-    if not sharded(model):
+    if not sharded(model) and not adapted(model):
         return None
     first = rank_of_ranks()[0] == 0
     state = {
-        name: parameter.detach().to("cpu", copy=True)
-        for name, parameter in full_weights(model)
+        name: weight.detach().to("cpu", copy=True)
+        for name, weight in acting_weights(model)
         if first
     }
     kept = model.state_dict().keys()
@@ -108,7 +137,7 @@ class Shards:
 
     def load(self, make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
         """What ``make`` returns. ``from_pretrained`` splits each tensor as it reads it; what is
-        made otherwise is split afterwards. Collective.
+        made otherwise is split afterwards, as an adapter is. Collective.
         """
         from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
@@ -117,8 +146,11 @@ class Shards:
             model = make()
         finally:
             del alive
-        if not sharded(model):
+        if new := [p for p in model.parameters() if not hasattr(p, "ds_tensor")]:
             import deepspeed
+
+            for parameter in new:  # an adapter's: DeepSpeed keeps float32 weights beside all
+                parameter.data = parameter.data.to(model.dtype)
 
             deepspeed.zero.Init(module=model, config_dict_or_path=copy.deepcopy(self.config))
         return model
@@ -129,6 +161,8 @@ class Shards:
 
         config = {k: v for k, v in self.config.items() if k != "gradient_clipping"}
         self._engines.append(deepspeed.initialize(model=model, config=copy.deepcopy(config))[0])
+        for parameter in model.parameters():  # small ones too are fetched anew: shares may change
+            parameter.ds_persist = False  # type: ignore[attr-defined]
 
 
 def zero3_config(config: RunConfig, kind: str) -> dict[str, Any]:
@@ -141,6 +175,8 @@ def zero3_config(config: RunConfig, kind: str) -> dict[str, Any]:
     }
     if kind == "cpu":  # small policies: everything is split, and buffers of gigabytes are not made
         stage |= {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1 << 22}
+    if config.model.lora.rank:  # shares of an adapter are exchanged: none may be kept whole
+        stage["stage3_param_persistence_threshold"] = 0
     if t.offload_optimizer:
         stage["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if t.offload_parameters:

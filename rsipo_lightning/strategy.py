@@ -95,6 +95,7 @@ class Zero3Strategy(DeepSpeedStrategy):
             config=copy.deepcopy(config),
             logging_level=logging.ERROR,
             precision_plugin=_AsLoaded(),
+            exclude_frozen_parameters=True,  # the model without an adapter is where it came from
         )
 
     @property

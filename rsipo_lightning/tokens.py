@@ -126,7 +126,7 @@ class TokenBatch:
     mask: Tensor  # [B, L] bool
     row: Tensor  # [N] int64
     turn: Tensor  # [N] int64
-    engine_logprobs: Tensor  # [N] float32
+    engine_logprobs: Tensor  # [N] float32, NaN where no engine has sampled the token
     temperature: Tensor  # [N] float32
     credits: Mapping[str, Credit]  # {stream: [N], [N]}; weight 0 where a row has no such stream
     scores: Mapping[
@@ -134,6 +134,7 @@ class TokenBatch:
     ]  # {name: [N]} no-grad log-probs; NaN where a row has none, until the forward is done
     entropy: Tensor | None = None  # [N], filled by the forward
     old_logprobs: Tensor | None = None  # [N], filled by the forward: pi_old of this update
+    importance: Tensor | None = None  # [N], filled by the forward: see ``importance``
 
 
 def pad(
@@ -174,6 +175,18 @@ def collate(samples: Sequence[Sample], device: torch.device) -> TokenBatch:
             name: packed(s.scores.get(name, unknown[id(s)]) for s in samples) for name in names
         },
     )
+
+
+SAME = 1e-4  # nats: log-probs of engine and trainer that are equal up to rounding in float32
+
+
+def importance(old: Tensor, engine: Tensor, cap: float) -> Tensor:
+    """min(pi_old / pi_engine, cap) of each token, from log-probs [N]; exactly 1 where they are the
+    same or no engine has sampled the token (methods.md 12, pitfall 2). ``cap`` 0: 1.
+    """
+    gap = old - engine
+    differs = gap.abs() > SAME  # not where it is NaN
+    return torch.where(differs & (cap > 0), gap.exp().clamp(max=cap), 1.0)
 
 
 def null_sample() -> Sample:

@@ -230,7 +230,7 @@ class Sample:
     ids: Tensor  # (L,) int64
     mask: Tensor  # (L,) bool, True at the N sampled tokens, never at 0
     turn: Tensor  # (N,) int64, turn of the trajectory that each token belongs to
-    engine_logprobs: Tensor  # (N,) float32
+    engine_logprobs: Tensor  # (N,) float32, NaN where no engine has sampled the token
     temperature: float = (
         1.0  # of its sampling; all log-probs of the row are of softmax(logits / temperature)
     )

@@ -105,6 +105,8 @@ class HFEngine:
         self, weights: Iterable[tuple[str, Tensor]] | Iterator[tuple[str, Tensor]], version: int
     ) -> None:
         """Weights that are the engine's own already are left as they are."""
+        if self.policy.adapted:  # only the trained policy is; copies have merged weights
+            weights = ()
         own = dict(self.policy.model.named_parameters())
         with torch.no_grad():
             for name, value in weights:

@@ -75,8 +75,7 @@ class Updates(L.Callback):
         pl_module.version += 1
         update = pl_module.version
         for key, value in pl_module.iteration.metrics.reduce().items():
-            if not key.startswith("policy/mismatch"):  # no engine has sampled these tokens
-                self._means.mean(key, value)
+            self._means.mean(key, value)
         look = self.held and update % self.epoch == 0
         if look:
             self._means.mean(keys.VAL_LOSS, mean_nll(pl_module.policy, self.held, self.size))

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rsipo_lightning import registry
+from rsipo_lightning.adapter import attach
 from rsipo_lightning.algorithms.base import TRAIN, Algorithm
 from rsipo_lightning.bank import SkillBank
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.config import RunConfig
+from rsipo_lightning.config import LoraSection, RunConfig
 from rsipo_lightning.engines.hf import HFEngine
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
@@ -83,6 +84,18 @@ def random_policy(
     return Policy(Qwen2ForCausalLM(config))
 
 
+def adapted_policy(policy: Policy, rank: int = 4, targets: Sequence[str] = ()) -> Policy:
+    """With a LoRA adapter that has learned something: none of its weights is 0."""
+    attach(policy.model, LoraSection(rank, targets=list(targets)), 0)
+    made = Policy(policy.model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.trained():
+            if not parameter.any():
+                parameter.normal_(std=0.05, generator=generator)
+    return made
+
+
 BANK = SkillBank(
     "toy",
     ("- look first",),
@@ -147,7 +160,7 @@ class ToyWorld:
         self,
         policy: Policy,
         tokenizer: PreTrainedTokenizerFast,
-        reference: Policy | None = None,
+        reference: nn.Module | None = None,
     ) -> None:
         self.policy, self.reference = policy, reference
         self.codec = Codec(tokenizer)

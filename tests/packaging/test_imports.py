@@ -14,8 +14,8 @@ PACKAGE = ROOT / "rsipo_lightning"
 LAYERS: list[set[str]] = [
     {"types", "errors", "keys", "rng", "checks", "metrics", "reduce", "web", "files", "ranks"},
     {"protocols", "registry", "endpoint", "config", "composing", "run_folder", "metrics_csv"},
-    {"codec", "skills", "tokens", "sharding", "strategy", "policy", "rollout", "replay", "bank"}
-    | {"freshness"},
+    {"codec", "skills", "tokens", "adapter", "sharding", "policy", "frozen", "strategy"}
+    | {"rollout", "replay", "bank", "freshness"},
     {"algorithms"},
     {"module"},
     {"callbacks", "tiny", "imitation", "demonstrations", "household", "smollm2", "memory"},

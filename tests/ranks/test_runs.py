@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rsipo_lightning.cli import fit_main
@@ -100,6 +101,32 @@ def test_three_updates_a_resume_and_three_more_are_six(straight: Path, tmp_path:
     one, other = (policy(run).state_dict() for run in (folder, straight))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@needs_deepspeed
+def test_an_adapter_is_trained_and_goes_on_on_two_ranks(tmp_path: Path) -> None:
+    """Reference, the adapter's copy that teaches and the engine's merged weights: the run of one
+    process; 3 updates, a resume and 3 more are 6, bit for bit.
+    """
+    keys = ["--algo", "step_opsd", "--env", "search", "trainer.micro_batches=2", *SMALL]
+    keys += ["algo.refresh=2", "algo.kl=0.05", "algo.lam=0.5", "model.lora.rank=4", "optim.lr=3e-3"]
+    keys += ["eval.episodes=0", "checkpoint.every=3"]
+    one, straight, cut = (tmp_path / name for name in ("one", "straight", "cut"))
+    assert fit_main([*keys, "trainer.updates=3", f"run.dir={one}"]) == 0
+    for folder, updates in ((straight, 6), (cut, 3)):
+        done = fit(*keys, *ZERO3, f"trainer.updates={updates}", f"run.dir={folder}")
+        assert done.returncode == 0, done.stderr
+    same(one, straight)
+    assert fit("--resume", str(cut), "trainer.updates=6").returncode == 0
+    assert metrics(cut) == metrics(straight)
+    files = [folder / "policy" / "model.safetensors" for folder in (cut, straight)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    files = [
+        folder / "policy" / "adapter" / "adapter_model.safetensors" for folder in (cut, straight)
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert policy(cut)
+    assert load_file(files[0])
 
 
 @needs_deepspeed

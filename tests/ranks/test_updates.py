@@ -1,5 +1,6 @@
 """On the same trajectories one process, two DDP ranks and two ZeRO-3 ranks make the same update."""
 
+import copy
 import json
 import os
 import sys
@@ -12,7 +13,15 @@ import pytest
 import torch
 
 from rsipo_lightning import ranks, registry
-from rsipo_lightning.testing import gradient, make_algorithm, toy_world
+from rsipo_lightning.adapter import adapter_layers
+from rsipo_lightning.frozen import AdapterOff
+from rsipo_lightning.testing import (
+    ToyWorld,
+    adapted_policy,
+    gradient,
+    make_algorithm,
+    toy_world,
+)
 
 ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("updates.py")
@@ -24,6 +33,9 @@ NAMES = ("grpo", "seed", "opid", "rsipo")
 CLIP = 0.25  # of the norm
 
 Case = dict[str, Any]
+RANK = 4
+POLICY = adapted_policy(copy.deepcopy(WORLD.policy), RANK)
+LORA = ToyWorld(POLICY, WORLD.codec.tokenizer, AdapterOff(POLICY))
 
 
 def case(name: str, micro: int, alone: bool = False, **more: Any) -> Case:
@@ -36,7 +48,8 @@ def case(name: str, micro: int, alone: bool = False, **more: Any) -> Case:
 def expected(c: Case) -> tuple[torch.Tensor, dict[str, float]]:
     """Update and trust of one process."""
     algorithm = make_algorithm(c["algo"], WORLD.codec, **c["keys"])
-    m = WORLD.module(algorithm, WORLD.iteration(algorithm))
+    world = LORA if c.get("lora") else WORLD
+    m = world.module(algorithm, WORLD.iteration(algorithm))
     update = gradient(m, m.samples(m.iteration), 1)
     return update, dict(m.iteration.trust)
 
@@ -48,7 +61,10 @@ CASES: dict[str, Case] = {
     for micro, alone in ((1, False), (2, False), (5, False), (2, True))
 }
 CASES["recompute"] = case("rsipo", 2, recompute=True)
+CASES["lora"] = case("rsipo", 2, lora=RANK)
+CASES["lora-recompute"] = case("grpo", 5, alone=True, lora=RANK, recompute=True)
 BF16 = {"bf16": case("rsipo", 2, bf16=True)}  # ZeRO-3 alone
+BF16["bf16-lora"] = case("rsipo", 2, bf16=True, lora=RANK)
 CASES["clipped"] = case("rsipo", 2, clip=CLIP * NORM["rsipo"])
 FAULTS = {
     # several backward passes in one training step: only the last one's gradient survives
@@ -98,11 +114,24 @@ def test_the_update_is_that_of_one_process(made: dict[str, Any], name: str) -> N
 
 
 @pytest.mark.slow
-def test_bfloat16_is_near(strategy: str, made: dict[str, Any]) -> None:
+def test_an_engine_of_its_own_gets_the_adapter_merged(made: dict[str, Any]) -> None:
+    """Whole weights of the plain model; an update changes the adapted ones and no other."""
+    plain = dict(WORLD.policy.model.named_parameters())
+    acting, adapted = made["lora"]["acting"], adapter_layers(POLICY.model)
+    assert acting.keys() == plain.keys()
+    assert {name for name in plain if not torch.equal(plain[name], acting[name])} == set(adapted)
+    one, two = (made[name]["acting"] for name in ("lora", "lora-recompute"))
+    assert all(torch.equal(one[name], two[name]) for name in plain if name not in adapted)
+    assert not any(torch.equal(one[name], two[name]) for name in adapted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BF16)
+def test_bfloat16_is_near(strategy: str, made: dict[str, Any], name: str) -> None:
     """Its numbers have three digits."""
     if strategy == "ddp":
         pytest.skip("float32 only")
-    assert 1e-4 < distance(made, "bf16", BF16["bf16"]) < 0.1
+    assert 1e-4 < distance(made, name, BF16[name]) < 0.1
 
 
 @pytest.mark.slow

@@ -18,12 +18,13 @@ from rsipo_lightning import build, module
 from rsipo_lightning.algorithms.base import Algorithm
 from rsipo_lightning.build import quiet
 from rsipo_lightning.config import OptimSection, RunConfig, TrainerSection
+from rsipo_lightning.frozen import AdapterOff
 from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy
-from rsipo_lightning.sharding import Shards, full_weights
+from rsipo_lightning.sharding import Shards, acting_weights, full_weights
 from rsipo_lightning.strategy import Zero3Strategy, connect
-from rsipo_lightning.testing import make_algorithm, toy_world
+from rsipo_lightning.testing import adapted_policy, make_algorithm, toy_world
 from rsipo_lightning.types import Iteration, MicroBatch
 
 LR = 64.0  # large, so that the rounding of the weights hides nothing of the update
@@ -34,7 +35,7 @@ class Sgd(PolicyModule):
     """A step is the gradient."""
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.policy.parameters(), lr=LR)
+        return torch.optim.SGD(self.policy.trained(), lr=LR)
 
 
 class Manual(Sgd):
@@ -91,16 +92,18 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
     config.model.dtype = str(dtype).removeprefix("torch.")
     assert WORLD.reference
     models = [copy.deepcopy(p.model).to(dtype) for p in (WORLD.policy, WORLD.reference)]
+    if lora := case.get("lora"):
+        models[0] = adapted_policy(Policy(models[0]), lora).model
     if strategy == "zero3":
         models = [Shards(config, "cpu").load(lambda model=model: model) for model in models]
-    policy, reference = Policy(models[0], case.get("recompute", False)), Policy(models[1])
-    reference.requires_grad_(False)
+    policy = Policy(models[0], case.get("recompute", False))
     shards = Shards(config, "cpu")
-    if strategy == "zero3":
+    reference = AdapterOff(policy) if lora else Policy(models[1]).requires_grad_(False)
+    if strategy == "zero3" and not lora:
         shards.frozen(reference)
     kind = Manual if fault == "manual" else Sgd
     m = kind(policy, algorithm, config, None, reference)  # type: ignore[arg-type]
-    before = weights(policy)
+    before, base = weights(policy), frozen_weights(policy)
     fitted = L.Trainer(
         accelerator="cpu",
         devices=2,
@@ -123,12 +126,25 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
         fitted.fit(m)
     trust = {task: x for part in gather(dict(it.trust)) for task, x in part.items()}
     change = (before - weights(policy)) / LR
+    assert torch.equal(base, frozen_weights(policy))
+    acting = {n: x.detach().clone() for n, x in acting_weights(policy.model, 20_000)}
     norm = it.metrics.reduce().get("optim/grad_norm")
-    return {"update": change, "norm": norm, "trust": trust}
+    return {"update": change, "norm": norm, "trust": trust, "acting": acting}
 
 
 def weights(policy: Policy) -> Tensor:
-    return torch.cat([p.detach().flatten().float() for _, p in full_weights(policy.model, 20_000)])
+    return flat(policy, trained=True)
+
+
+def frozen_weights(policy: Policy) -> Tensor:
+    return flat(policy, trained=False)
+
+
+def flat(policy: Policy, trained: bool) -> Tensor:
+    """All weights that are trained, or all others, in a row."""
+    whole = full_weights(policy.model, 20_000)
+    parts = [p.detach().flatten().float() for _, p in whole if p.requires_grad == trained]
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 def main(strategy: str, out: str, cases: str) -> None:

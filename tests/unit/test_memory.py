@@ -13,11 +13,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from rsipo_lightning import memory, registry
+from rsipo_lightning.adapter import attach
 from rsipo_lightning.cli import fit_main
 from rsipo_lightning.composing import compose
 from rsipo_lightning.config import UNTRAINED, RunConfig
 from rsipo_lightning.errors import ConfigError
-from rsipo_lightning.memory import GIB, Architecture, Memory, architecture, estimate
+from rsipo_lightning.memory import GIB, Architecture, Memory, architecture, estimate, shard
 from rsipo_lightning.policy import Policy
 
 HUB_NAMES = {
@@ -78,6 +79,45 @@ def test_parameters_gradients_and_optimizer_states_are_exact(config: PretrainedC
     assert size(found, "gradients", "rollout") == 0  # they are dropped with the step
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("targets", ["[]", "[q_proj,down_proj]"])
+def test_an_adapter_alone_has_gradients_and_states(dtype: str, targets: str) -> None:
+    """Exactly, and float32 whatever the weights are; the reference is no copy."""
+    pytest.importorskip("peft")
+    keys = ("model.lora.rank=4", f"model.lora.targets={targets}", f"model.dtype={dtype}")
+    config = run_config(*keys, "algo.kl=0.1")
+    made = model(qwen(), getattr(torch, dtype))
+    attach(made, config.model.lora, 0)
+    own = [p for p in made.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(own)
+    made(input_ids=torch.arange(8)[None]).logits.sum().backward()
+    optimizer.step()
+    states = [x for state in optimizer.state.values() for x in state.values() if x.dim()]
+    weights = [p.detach() for p in made.parameters()]
+    grads = [p.grad for p in made.parameters() if p.grad is not None]
+    found = estimate(config, Architecture.of(qwen(), config.model.lora))
+    real = [sum(x.nbytes for x in tensors) for tensors in (weights, grads, states)]
+    assert [size(found, x) for x in ("parameters", "gradients", "optimizer states")] == real
+    assert size(found, "reference policy") == 0
+    config = run_config(*keys, algo="step_opsd")
+    found = estimate(config, Architecture.of(qwen(), config.model.lora))
+    assert size(found, "teacher's copy") == sum(p.nbytes for p in own)
+
+
+def test_a_rank_of_zero3_holds_its_share_of_an_adapter() -> None:
+    pytest.importorskip("peft")
+    keys = ["trainer.devices=3", "model.dtype=bfloat16", "model.lora.rank=4", "algo.kl=0.1"]
+    config = run_config(*keys, trainer="zero3")
+    a = Architecture.of(qwen(), config.model.lora)
+    own = shard(a.factors(config.model.lora), 3)
+    found = estimate(config, a)
+    assert size(found, "parameters") == 2 * (shard(a.tensors, 3) + own)
+    assert size(found, "gradients") == 2 * own
+    assert size(found, "optimizer states") == 12 * own
+    assert size(found, "reference policy") == 0
+    assert size(found, "engine's weights", "rollout") == 2 * a.parameters  # merged
+
+
 @pytest.mark.parametrize(("path", "parameters"), HUB_NAMES.items())
 def test_the_presets_models_are_known_without_a_hub(path: str, parameters: int) -> None:
     assert architecture(path).parameters == parameters
@@ -85,10 +125,10 @@ def test_the_presets_models_are_known_without_a_hub(path: str, parameters: int) 
 
 def test_a_rank_of_zero3_holds_its_share_of_each_weight_padded() -> None:
     a = Architecture.of(qwen())
-    assert a.shard(1) == a.parameters
-    assert a.shard(3) == sum(-(-n // 3) for n in a.tensors) > a.parameters / 3
+    assert shard(a.tensors, 1) == a.parameters
+    assert shard(a.tensors, 3) == sum(-(-n // 3) for n in a.tensors) > a.parameters / 3
     config = run_config("trainer.devices=3", "model.dtype=bfloat16", trainer="zero3")
-    found, n = estimate(config, a), a.shard(3)
+    found, n = estimate(config, a), shard(a.tensors, 3)
     # weights and gradients in bfloat16; master and two moments in float32
     assert size(found, "parameters") == size(found, "gradients") == 2 * n
     assert size(found, "optimizer states") == 12 * n
@@ -152,6 +192,7 @@ class Peak(TorchDispatchMode):
 def peak(config: PretrainedConfig, run: RunConfig, rows: int, training: bool) -> int:
     """Bytes of one real micro-batch."""
     made = model(config, getattr(torch, run.model.dtype))
+    attach(made, run.model.lora, 0)
     policy = Policy(made)
     if run.model.gradient_checkpointing:
         made.gradient_checkpointing_enable({"use_reentrant": False})
@@ -159,7 +200,7 @@ def peak(config: PretrainedConfig, run: RunConfig, rows: int, training: bool) ->
     ids = torch.zeros(rows, run.rollout.context, dtype=torch.long)
     mask = torch.zeros_like(ids, dtype=torch.bool)
     mask[:, -run.rollout.max_new_tokens :] = True
-    for parameter in made.parameters():
+    for parameter in policy.trained():
         parameter.grad = torch.zeros_like(parameter)
     entropy = run.algo.entropy > 0
     with torch.set_grad_enabled(training), Peak() as found:
@@ -179,10 +220,12 @@ WIDE = {"vocab_size": 20000, "num_hidden_layers": 1, "hidden_size": 32, "interme
     [
         (DEEP, 600, 4, ("model.gradient_checkpointing=false", "algo.entropy=0.1")),
         (DEEP, 600, 4, ("model.gradient_checkpointing=true", "algo.entropy=0.1")),
+        (DEEP, 600, 4, ("model.lora.rank=8", "algo.entropy=0.1")),
+        (DEEP, 600, 4, ("model.lora.rank=64", "model.gradient_checkpointing=true")),
         (WIDE, 80, 64, ("algo.entropy=0.1",)),
         (WIDE, 80, 64, ("algo.entropy=0",)),
     ],
-    ids=["kept", "checkpointed", "entropies", "logits"],
+    ids=["kept", "checkpointed", "lora", "lora-checkpointed", "entropies", "logits"],
 )
 def test_activations_and_logits_are_bounds_and_near(
     shape: dict[str, int], tokens: int, trained: int, keys: tuple[str, ...], dtype: str
@@ -199,7 +242,7 @@ def test_activations_and_logits_are_bounds_and_near(
         f"rollout.max_new_tokens={trained}",
         f"rollout.context={tokens}",
     )
-    found = estimate(run, Architecture.of(config))
+    found = estimate(run, Architecture.of(config, run.model.lora))
     for phase, training in (("training", True), ("scoring", False)):
         reckoned = size(found, "activations", phase) + size(found, "logits", phase)
         real = peak(config, run, 4, training)
@@ -220,6 +263,7 @@ MORE = [  # each makes the same need or a larger one
     ("trainer.offload_optimizer", ("true", "false")),
     ("trainer.offload_parameters", ("true", "false")),
     ("model.dtype", ("bfloat16", "float32")),
+    ("model.lora.rank", (4, 64)),
     ("algo.kl", (0, 0.1)),
     ("algo.entropy", (0, 0.1)),
 ]
@@ -228,12 +272,12 @@ MORE = [  # each makes the same need or a larger one
 @pytest.mark.parametrize("env", ["search", "search_verl"])
 @pytest.mark.parametrize(("key", "values"), MORE, ids=[key for key, _ in MORE])
 def test_more_work_never_needs_less(key: str, values: tuple[Any, ...], env: str) -> None:
-    a = Architecture.of(qwen(vocab_size=5000))
     found = []
     for value in values:
         config = compose(
             algo="grpo", env=env, trainer="zero3", model="hf", overrides=[f"{key}={value}"]
         )
+        a = Architecture.of(qwen(vocab_size=5000), config.model.lora)
         found.append(estimate(config, a))
     for phase in memory.PHASES:
         # fewer turns leave more of a conversation to each of them
