@@ -153,6 +153,8 @@ class Shards:
                 parameter.data = parameter.data.to(model.dtype)
 
             deepspeed.zero.Init(module=model, config_dict_or_path=copy.deepcopy(self.config))
+        for buffer in model.buffers():  # parameters are there already
+            buffer.data = buffer.data.to(self.device)
         return model
 
     def frozen(self, model: nn.Module) -> None:

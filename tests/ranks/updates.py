@@ -1,6 +1,6 @@
 """One rank: updates from recorded trajectories, by the real trainer. Started by test_updates.py.
 
-updates.py STRATEGY OUT CASES.json
+updates.py STRATEGY OUT CASES [cpu|cuda]
 """
 
 import copy
@@ -29,6 +29,8 @@ from rsipo_lightning.types import Iteration, MicroBatch
 
 LR = 64.0  # large, so that the rounding of the weights hides nothing of the update
 WORLD = toy_world()
+KIND = sys.argv[4] if len(sys.argv) > 4 else "cpu"
+DEVICES = int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 class Sgd(PolicyModule):
@@ -84,10 +86,10 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
     """The weights' change by one update, divided by the learning rate, and what was measured."""
     algorithm: Algorithm[Any] = make_algorithm(case["algo"], WORLD.codec, **case["keys"])
     fault, micro = case.get("fault"), case["micro"]
-    trainer = TrainerSection(strategy=strategy, devices=2, micro_batches=micro)
+    trainer = TrainerSection(strategy=strategy, devices=DEVICES, micro_batches=micro)
     optim = OptimSection(lr=LR, weight_decay=0.0, clip=case.get("clip", 0.0))
     config = RunConfig(trainer=trainer, optim=optim)
-    it = own(WORLD.iteration(algorithm), case["alone"])
+    it = own(WORLD.iteration(algorithm), case.get("alone", False))
     dtype = torch.bfloat16 if case.get("bf16") else torch.float32
     config.model.dtype = str(dtype).removeprefix("torch.")
     assert WORLD.reference
@@ -95,9 +97,9 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
     if lora := case.get("lora"):
         models[0] = adapted_policy(Policy(models[0]), lora).model
     if strategy == "zero3":
-        models = [Shards(config, "cpu").load(lambda model=model: model) for model in models]
+        models = [Shards(config, KIND).load(lambda model=model: model) for model in models]
     policy = Policy(models[0], case.get("recompute", False))
-    shards = Shards(config, "cpu")
+    shards = Shards(config, KIND)
     reference = AdapterOff(policy) if lora else Policy(models[1]).requires_grad_(False)
     if strategy == "zero3" and not lora:
         shards.frozen(reference)
@@ -105,8 +107,8 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
     m = kind(policy, algorithm, config, None, reference)  # type: ignore[arg-type]
     before, base = weights(policy), frozen_weights(policy)
     fitted = L.Trainer(
-        accelerator="cpu",
-        devices=2,
+        accelerator=KIND,
+        devices=DEVICES,
         strategy=Zero3Strategy(shards.config) if strategy == "zero3" else strategy,
         max_epochs=1,
         accumulate_grad_batches=1 if fault == "manual" else micro,
@@ -125,9 +127,9 @@ def update(strategy: str, case: dict[str, Any]) -> dict[str, Any]:
     else:
         fitted.fit(m)
     trust = {task: x for part in gather(dict(it.trust)) for task, x in part.items()}
-    change = (before - weights(policy)) / LR
+    change = (before - weights(policy)).cpu() / LR
     assert torch.equal(base, frozen_weights(policy))
-    acting = {n: x.detach().clone() for n, x in acting_weights(policy.model, 20_000)}
+    acting = {n: x.detach().to("cpu", copy=True) for n, x in acting_weights(policy.model, 20_000)}
     norm = it.metrics.reduce().get("optim/grad_norm")
     return {"update": change, "norm": norm, "trust": trust, "acting": acting}
 
@@ -150,8 +152,8 @@ def flat(policy: Policy, trained: bool) -> Tensor:
 def main(strategy: str, out: str, cases: str) -> None:
     quiet()
     torch.set_num_threads(1)
-    trainer = TrainerSection(strategy=strategy, devices=2)
-    connect(RunConfig(trainer=trainer), "cpu")
+    trainer = TrainerSection(strategy=strategy, devices=DEVICES)
+    connect(RunConfig(trainer=trainer), KIND)
     done = {name: update(strategy, case) for name, case in json.loads(cases).items()}
     if os.environ["RANK"] == "0":
         torch.save(done, out)
@@ -159,4 +161,4 @@ def main(strategy: str, out: str, cases: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:4])
