@@ -54,7 +54,8 @@ def made(config: SftConfig) -> Actors:
     suite = SearchSuite(config.env, 0)
     policy = Policy(load_model("tiny"))
     engine = ScriptedEngine(codec, lambda prompt, text: "<answer> nobody</answer>")
-    return Actors(suite, codec, policy, Player(suite, engine, codec))
+    player = Player(suite, engine, codec)
+    return Actors(suite, codec, policy, player, lambda: policy.model, None)
 
 
 @pytest.fixture(scope="module")
