@@ -73,7 +73,9 @@ Result = dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--size", choices=[size for size in SIZES if size != "tiny"], default="0.5b")
+    parser.add_argument(
+        "--size", choices=[size for size in SIZES if size != "tiny"], default="0.5b"
+    )
     parser.add_argument("--engines", default="hf,vllm", help="hf, vllm (default: both)")
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--out", type=Path, help="JSON")
@@ -83,7 +85,9 @@ def main() -> int:
         step(*args.step)
         return 0
     if not args.cpu and not torch.cuda.is_available():
-        print("gpu_check: this machine has no GPU that torch sees; nothing measured (--cpu: a dry run)")
+        print(
+            "gpu_check: this machine has no GPU that torch sees; nothing measured (--cpu: a dry run)"
+        )
         return 2
     spec: Spec = {"size": args.size, "cpu": False}
     spec |= {"rows": 16, "length": 4096, "prompts": 64, "prompt": 1024, "new": 256}
@@ -125,7 +129,9 @@ def gradients(spec: Spec, out: Path) -> tuple[ranks.Failure | None, Result]:
     }
     worker = ROOT / "tests/ranks/updates.py"
     kind = "cpu" if spec["cpu"] else "cuda"
-    failed = ranks.launch([sys.executable, str(worker), "zero3", str(out), json.dumps(cases), kind], 1)
+    failed = ranks.launch(
+        [sys.executable, str(worker), "zero3", str(out), json.dumps(cases), kind], 1
+    )
     if failed:
         return failed, {}
     world, made, distances = toy_world(), torch.load(out), {}
@@ -159,9 +165,7 @@ def begun(spec: Spec, checkpointing: bool) -> tuple[RunConfig, Shards, Policy]:
     config = RunConfig(
         model=ModelSection(dtype="bfloat16", gradient_checkpointing=checkpointing),
         optim=OptimSection(lr=1e-6),
-        trainer=TrainerSection(
-            strategy="zero3", devices=1, updates=3, micro_batches=spec["rows"]
-        ),
+        trainer=TrainerSection(strategy="zero3", devices=1, updates=3, micro_batches=spec["rows"]),
     )
     connect(config, kind)
     shards = Shards(config, kind)
