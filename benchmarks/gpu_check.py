@@ -10,8 +10,8 @@ gradient  updates of grpo, seed, opid and rsipo in float32 against one plain pro
 training  a random Qwen2 in bfloat16 with gradient checkpointing: tokens/s and MFU of an update
 rollout   tokens/s of each engine on that model, and how far its log-probs are from the trainer's
 
-MFU: 6 x parameters and 6 x layers x width x length operations per token and second (recomputation is
-not counted), over the GPU's dense bfloat16 peak. No model hub and no data are needed.
+MFU: 6 x parameters and 6 x layers x width x length operations per token and second (recomputation
+is not counted), over the GPU's dense bfloat16 peak. No model hub and no data are needed.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ Result = dict[str, Any]
 
 
 def main() -> int:
+    """Exit code: 1 if a step failed or differs too much, 2 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--size", choices=[size for size in SIZES if size != "tiny"], default="0.5b"
-    )
+    parser.add_argument("--size", choices=("0.5b", "1.5b", "3b"), default="0.5b")
     parser.add_argument("--engines", default="hf,vllm", help="hf, vllm (default: both)")
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--out", type=Path, help="JSON")
@@ -85,9 +84,7 @@ def main() -> int:
         step(*args.step)
         return 0
     if not args.cpu and not torch.cuda.is_available():
-        print(
-            "gpu_check: this machine has no GPU that torch sees; nothing measured (--cpu: a dry run)"
-        )
+        print("gpu_check: torch sees no GPU here; nothing measured (--cpu: a dry run)")
         return 2
     spec: Spec = {"size": args.size, "cpu": False}
     spec |= {"rows": 16, "length": 4096, "prompts": 64, "prompt": 1024, "new": 256}
@@ -173,6 +170,7 @@ def begun(spec: Spec, checkpointing: bool) -> tuple[RunConfig, Shards, Policy]:
 
 
 def made(spec: Spec, device: torch.device) -> PreTrainedModel:
+    """Qwen2 of that size, on the device."""
     width, inner, layers, heads, pairs = SIZES[spec["size"]]
     config = Qwen2Config(
         hidden_size=width,
@@ -266,7 +264,7 @@ def rollout(spec: Spec, name: str) -> Result:
     """Random prompts continued at T = 1, and the same tokens scored by the policy."""
     if name == "vllm" and not find_spec("vllm"):
         return {"error": "the package vllm is missing"}
-    config, shards, policy = begun(spec, checkpointing=False)
+    _, shards, policy = begun(spec, checkpointing=False)
     policy.requires_grad_(False)
     shards.frozen(policy)
     tokenizer, device = load_tokenizer("tiny"), shards.device
@@ -317,16 +315,19 @@ def gap(policy: Policy, prompt: Prompt, said: Completion) -> torch.Tensor:
 
 
 def now() -> float:
+    """Seconds, once the GPU has done what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def peak_of(device: str) -> float | None:
+    """Operations per second, if the GPU is known."""
     return next((peak for name, peak in PEAK.items() if name in device), None)
 
 
 def shown(results: dict[str, Result], spec: Spec, console: Console) -> None:
+    """A table of all steps."""
     where = "CPU" if spec["cpu"] else torch.cuda.get_device_name()
     table = Table(title=f"Qwen2 {spec['size']}, random weights, {where}", pad_edge=False)
     for column in ("step", "result", "tokens/s", "MFU", "peak GiB", "s"):
