@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from rsipo_lightning import ranks, registry
+from rsipo_lightning import head, ranks, registry
 from rsipo_lightning.adapter import adapter_layers, attach
 from rsipo_lightning.algorithms.base import Algorithm, active
 from rsipo_lightning.composing import component
@@ -31,8 +31,8 @@ RESERVE = 2 * GIB  # CUDA context, NCCL's buffers, fragmentation
 # Of DeepSpeed's defaults, in parameters: gathered at most, reduced at once, stepped at once
 LIVE, BUCKET, GROUP = 10**9, 5 * 10**8, 10**9
 WINDOW_PROMPT = 2048  # tokens of a prompt that is written anew each turn (methods.md 7.1: ALFWorld)
-LOGITS, ENTROPY = 13, 21  # bytes per token and entry of the vocabulary; with a term of entropies
-SAMPLING = 36  # the same while decoding: log-probs in float32, their sums in float64
+LOGITS = 13  # bytes per token and entry of a block of the vocabulary, see rsipo_lightning.head
+SAMPLING = 36  # bytes per row and entry of the vocabulary while decoding: log-probs in float32, their sums in float64
 SHARD = "set trainer.strategy=zero3"
 SHAPES = MODELS / "shapes"  # config.json of the presets' models, by hub name
 
@@ -211,7 +211,7 @@ def estimate(config: RunConfig, a: Architecture, gpu: int = 0) -> Memory:
     here = not t.offload_parameters
     tasks = math.ceil(config.rollout.tasks / t.ranks)
     rows = _Rows.of(config, tasks * config.rollout.group)
-    reference, teacher, entropy = _objective(config)
+    reference, teacher = _objective(config)
     weights, adapter = size * own * here, number * learned * here * bool(lora.rank)
     change = "set trainer.offload_parameters=true" if t.zero3 else SHARD
     return Memory(
@@ -221,7 +221,7 @@ def estimate(config: RunConfig, a: Architecture, gpu: int = 0) -> Memory:
             # With an adapter the reference is the policy without it.
             _always("reference policy", "set algo.kl=0", weights * (reference and not lora.rank)),
             _always("teacher's copy", change, (adapter if lora.rank else weights) * teacher),
-            *_forwards(config, a, size, rows, entropy),
+            *_forwards(config, a, size, rows),
             *_generation(config, a, size, rows, tasks, gpu),
             _always("CUDA, NCCL, fragments", "take a larger GPU", RESERVE),
         )
@@ -256,14 +256,14 @@ def _smallest() -> int:
     return min(sizes, default=0)
 
 
-def _objective(config: RunConfig) -> tuple[bool, bool, bool]:
-    """Whether the algorithm has a reference, a copy of the policy as teacher, trained entropies."""
+def _objective(config: RunConfig) -> tuple[bool, bool]:
+    """Whether the algorithm has a reference, and a copy of the policy as teacher."""
     name = component("algo", config.groups["algo"])
     kind = registry.load_class("algorithms", name, Algorithm)
     algorithm: Algorithm[Any] = kind(config.algo, config.seed)
     streams = active(algorithm.streams)
     reference = any(stream.reference for stream in streams.values())
-    return reference, not algorithm.teacher.live, "entropy" in streams
+    return reference, not algorithm.teacher.live
 
 
 def _training_state(
@@ -296,9 +296,7 @@ def _training_state(
     ]
 
 
-def _forwards(
-    config: RunConfig, a: Architecture, size: int, rows: _Rows, entropy: bool
-) -> list[Term]:
+def _forwards(config: RunConfig, a: Architecture, size: int, rows: _Rows) -> list[Term]:
     """Activations and logits of one micro-batch.
 
     A layer's backward takes as much again as the layer keeps; with checkpointing one layer is run
@@ -311,9 +309,10 @@ def _forwards(
     if config.model.gradient_checkpointing:
         kept, less = a.layers * a.hidden * size + layer, change
     table, scoring = a.vocab * trained, tokens * (a.token_bytes[size] + once)
+    block = LOGITS * math.ceil(table / head.parts(trained, a.vocab))
     return [
         Term("activations", less, scoring=scoring, training=tokens * (kept + layer)),
-        Term("logits", change, 0, table * LOGITS, table * (ENTROPY if entropy else LOGITS)),
+        Term("logits", change, 0, block, block + min(table * size, head.KEPT)),
     ]
 
 

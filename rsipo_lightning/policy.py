@@ -33,6 +33,7 @@ from transformers.utils import logging as hf_logging
 from rsipo_lightning.adapter import adapted, write_adapter
 from rsipo_lightning.config import SHIPPED
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError
+from rsipo_lightning.head import log_probs
 from rsipo_lightning.sharding import sharded
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -104,11 +105,9 @@ class Policy(nn.Module):
         with self._recomputing():
             hidden = self.hidden(ids, use_cache=False)[:, :-1][mask[:, 1:]]
         target = ids[:, 1:][mask[:, 1:]]
-        logp = torch.log_softmax(self.logits(hidden) / temperature[:, None], dim=-1)
-        chosen = logp.gather(-1, target[:, None]).squeeze(-1)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and train_entropy):
-            entropy = -(logp.exp() * logp).sum(-1)
-        return chosen, entropy
+        return log_probs(
+            self.model.get_output_embeddings(), hidden, target, temperature, train_entropy
+        )
 
     def _recomputed_layers(self) -> list[nn.Module]:
         layers: list[nn.Module] = [
