@@ -67,7 +67,7 @@ class Architecture:
 
         def kept(size: int) -> int:
             norms = 2 * (hidden * (4 + 2 * size) + 4)  # input, normalised, output; 1 / rms
-            attention = 2 * size * (queries + keys) + 4 * heads
+            attention = size * (3 * queries + 2 * keys) + 4 * heads
             own = (queries + keys) * (4 + size) + 4 * (heads + pairs) if normed else 0
             return norms + attention + own + 4 * size * inner
 

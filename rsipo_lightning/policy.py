@@ -34,6 +34,7 @@ from rsipo_lightning.adapter import adapted, write_adapter
 from rsipo_lightning.config import SHIPPED
 from rsipo_lightning.errors import CheckpointError, ConfigError, DataError
 from rsipo_lightning.head import log_probs
+from rsipo_lightning.packing import Packed, can_pack, pack
 from rsipo_lightning.sharding import sharded
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -56,6 +57,7 @@ class Policy(nn.Module):
         # For good, in training too (Lightning leaves the mode as it is): dropout would make the
         # policy that is trained another one than the policy that sampled.
         self.eval()
+        self.packs = can_pack(model)
         if not sharded(model):
             self.check_head()
 
@@ -87,6 +89,18 @@ class Policy(nn.Module):
         """[B, L] ids -> [B, L, D]. Right padding needs no mask: attention is causal."""
         return self.body(input_ids=ids, **kwargs).last_hidden_state  # type: ignore[no-any-return]
 
+    def packed_hidden(self, packed: Packed) -> Tensor:
+        """Hidden states [N, D] before each trained token."""
+        hidden = self.hidden(
+            packed.ids[None],
+            position_ids=packed.positions[None],
+            # never read; without one a mask of all pairs of tokens would be made
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
+            packed=packed,
+            use_cache=False,
+        )
+        return hidden[0].index_select(0, packed.trained)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, D] -> [M, V] float32."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
@@ -103,7 +117,10 @@ class Policy(nn.Module):
         log p(7 | 5, 6).
         """
         with self._recomputing():
-            hidden = self.hidden(ids, use_cache=False)[:, :-1][mask[:, 1:]]
+            if self.packs:
+                hidden = self.packed_hidden(pack(ids, mask))
+            else:
+                hidden = self.hidden(ids, use_cache=False)[:, :-1][mask[:, 1:]]
         target = ids[:, 1:][mask[:, 1:]]
         return log_probs(
             self.model.get_output_embeddings(), hidden, target, temperature, train_entropy

@@ -19,6 +19,7 @@ from rsipo_lightning.composing import compose
 from rsipo_lightning.config import UNTRAINED, RunConfig
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.memory import GIB, Architecture, Memory, architecture, estimate, shard
+from rsipo_lightning.packing import pack
 from rsipo_lightning.policy import Policy
 
 HUB_NAMES = {
@@ -142,7 +143,7 @@ def test_a_rank_of_zero3_holds_its_share_of_each_weight_padded() -> None:
 
 def kept_bytes(config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> int:
     """Bytes that a forward keeps for its backward, weights left out."""
-    made = model(config, dtype)
+    made = Policy(model(config, dtype))
     weights = {p.untyped_storage().data_ptr() for p in made.parameters()}
     kept: dict[int, torch.Tensor] = {}
     ids = torch.arange(tokens + 1)[None]
@@ -152,7 +153,7 @@ def kept_bytes(config: PretrainedConfig, dtype: torch.dtype, tokens: int) -> int
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        out = made.get_decoder()(input_ids=ids[:, :-1])
+        out = made.packed_hidden(pack(ids, ids == tokens))
     del out
     return sum(x.untyped_storage().nbytes() for at, x in kept.items() if at not in weights)
 
