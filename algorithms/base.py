@@ -44,7 +44,8 @@ class Stream:
     """One term of the objective: coef * sum(weight * loss(value)) / sum(weight over all ranks).
 
     The loss of a token, and its gradient, must be 0 where its value is 0: rows without any other
-    are left out of the forward (they still count in the denominator).
+    are left out of the forward (they still count in the denominator). A teacher view that has a
+    stream of its name is for that stream alone: it is not scored where the stream's values are 0.
     """
 
     loss: TokenLoss

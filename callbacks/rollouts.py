@@ -148,6 +148,8 @@ class RolloutCollector(L.Callback):
         """The update is done: the engine gets the new weights."""
         metrics = pl_module.iteration.metrics
         metrics.mean("time/update_s", pl_module.close_update())
+        for key, count in pl_module.forwards().items():
+            metrics.total(key, count)
         metrics.total(keys.CPU, time.process_time() - self._cpu)
         pl_module.version += 1
         started = time.perf_counter()

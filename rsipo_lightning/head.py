@@ -6,6 +6,7 @@ the backward pass while there is room for them, and computed once more where the
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,11 +31,11 @@ def log_probs(
     kept = KEPT if torch.is_grad_enabled() else 0
 
     def forward(hidden: Tensor) -> Any:
-        return _LogProbs.apply(
+        return _LogProbs.apply(  # type: ignore[no-untyped-call]
             hidden, head.weight, head.bias, target, temperature, train_entropy, kept
         )
 
-    head.forward = forward  # type: ignore[method-assign]
+    head.forward = forward  # type: ignore[method-assign, assignment]
     try:
         found: tuple[Tensor, Tensor] = head(hidden)
     finally:
@@ -51,7 +52,7 @@ def columns(tokens: int, vocab: int) -> list[slice]:
     """Blocks of the vocabulary, of the same width up to one column."""
     count = parts(tokens, vocab)
     edges = [vocab * i // count for i in range(count + 1)]
-    return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
+    return [slice(begin, end) for begin, end in pairwise(edges)]
 
 
 class _LogProbs(torch.autograd.Function):

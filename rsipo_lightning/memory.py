@@ -32,7 +32,7 @@ RESERVE = 2 * GIB  # CUDA context, NCCL's buffers, fragmentation
 LIVE, BUCKET, GROUP = 10**9, 5 * 10**8, 10**9
 WINDOW_PROMPT = 2048  # tokens of a prompt that is written anew each turn (methods.md 7.1: ALFWorld)
 LOGITS = 13  # bytes per token and entry of a block of the vocabulary, see rsipo_lightning.head
-SAMPLING = 36  # bytes per row and entry of the vocabulary while decoding: log-probs in float32, their sums in float64
+SAMPLING = 36  # the same of a row while decoding: log-probs in float32, their sums in float64
 SHARD = "set trainer.strategy=zero3"
 SHAPES = MODELS / "shapes"  # config.json of the presets' models, by hub name
 

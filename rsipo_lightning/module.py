@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -120,21 +120,25 @@ class PolicyModule(L.LightningModule):
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
         """Add no-grad log-probs of the current policy: ``old`` (if several steps follow), each
-        teacher view, reference.
+        teacher view, reference. Only where something reads them.
         """
         scores: list[dict[str, Tensor]] = [dict(s.scores) for s in samples]
-        whole = [(i, s.ids, s.mask, torch.arange(s.n)) for i, s in enumerate(samples)]
+        whole = [
+            (i, s.ids, s.mask, torch.arange(s.n)) for i, s in enumerate(samples) if self._reads(s)
+        ]
         if self.run_config.trainer.minibatches > 1 or self.algorithm.shapes:
             self._score(self.policy, "old", whole, samples, scores)
-        for name in sum_over_ranks({name: () for s in samples for name in s.views}):
-            views = [(i, s.views[name]) for i, s in enumerate(samples) if name in s.views]
+        views: dict[str, list[tuple[int, Tensor, Tensor, Tensor]]] = {}
+        for i, s in enumerate(samples):
+            for name, v in s.views.items():
+                if self._reads(s, name):
+                    views.setdefault(name, []).append((i, v.ids, v.mask, v.index))
+        for name in sum_over_ranks(dict.fromkeys(views, ())):
             teacher = self._teacher[0] if self._teacher else self.policy
-            self._score(
-                teacher, name, [(i, v.ids, v.mask, v.index) for i, v in views], samples, scores
-            )
+            self._score(teacher, name, views.get(name, []), samples, scores)
         readers = {name for name, stream in self.streams.items() if stream.reference}
         if readers and self._reference:
-            rows = [w for w, s in zip(whole, samples, strict=True) if readers & s.credits.keys()]
+            rows = [w for w in whole if self._teaches(samples[w[0]], readers)]
             self._score(self._reference[0], "reference", rows, samples, scores)
         return [replace(s, scores=got) for s, got in zip(samples, scores, strict=True)]
 
@@ -150,7 +154,9 @@ class PolicyModule(L.LightningModule):
         """Fill ``scores[i][name]`` in exactly as many forwards on every rank."""
         trainer = self.run_config.trainer
         parts = trainer.minibatches * trainer.micro_batches  # as many rows at once as in training
-        for part in split(views, [len(v[1]) for v in views], parts):
+        for part in split(
+            views, [v[1] for v in views], [v[2] for v in views], parts, self.policy.packs
+        ):
             null = null_sample()
             ids, mask = pad(
                 [v[1] for v in part] or [null.ids], [v[2] for v in part] or [null.mask], self.device
@@ -189,18 +195,23 @@ class PolicyModule(L.LightningModule):
             }
             denominators = {name: total for name, (total,) in sum_over_ranks(weights).items()}
             # where none teaches, all are looked at: an update has metrics
-            taught = [s for s in chosen if self._teaches(s)] or chosen
-            done += [
-                MicroBatch(part, denominators)
-                for part in split(taught, [len(s.ids) for s in taught], micro)
-            ]
+            taught = [s for s in chosen if self._teaches(s, self.streams)] or chosen
+            ids, masks = [s.ids for s in taught], [s.mask for s in taught]
+            split_up = split(taught, ids, masks, micro, self.policy.packs)
+            done += [MicroBatch(part, denominators) for part in split_up]
         return done
 
-    def _teaches(self, sample: Sample) -> bool:
-        """Whether a term is not 0, as all are where their value is (e.g. advantages of a group of
-        equal rewards).
+    def _reads(self, sample: Sample, view: str = "") -> bool:
+        """Whether anything may read the scores of a row, or of one view of it."""
+        if type(self.algorithm).shape is not Algorithm.shape:  # it may, whatever the credits are
+            return True
+        return self._teaches(sample, {view} & self.streams.keys() or self.streams)
+
+    def _teaches(self, sample: Sample, streams: Iterable[str]) -> bool:
+        """Whether a term of these is not 0, as all are where their value is (e.g. advantages of a
+        group of equal rewards).
         """
-        own = (sample.credits[name] for name in self.streams if name in sample.credits)
+        own = (sample.credits[name] for name in streams if name in sample.credits)
         return any(bool((credit.weight * credit.value).any()) for credit in own)
 
     # ---- the update
@@ -337,6 +348,18 @@ class PolicyModule(L.LightningModule):
             for copied in self._teacher:
                 follow(copied, self.policy, how.ema)
         return time.perf_counter() - self._started
+
+    def forwards(self) -> dict[str, int]:
+        """{key: forwards of policy, reference and teacher, and their tokens} since the last call.
+        Generation is no part of them.
+        """
+        done = {keys.FORWARDS: 0, keys.FORWARD_TOKENS: 0}
+        for policy in (self.policy, *self._reference, *self._teacher):
+            if isinstance(policy, Policy):  # else it runs the policy itself
+                done[keys.FORWARDS] += policy.forwards
+                done[keys.FORWARD_TOKENS] += policy.tokens
+                policy.forwards = policy.tokens = 0
+        return done
 
     @property
     def _lr(self) -> float:

@@ -1,4 +1,4 @@
-"""Rows of different lengths as one flat row: no padding, and what rows begin with alike is run once.
+"""Rows of different lengths as one flat row: no padding, and common beginnings are run once.
 
 A causal model's states at a token depend on what stands before it alone, so rows that begin alike
 (the rollouts of a task, the turns of a history window) share the states of their common beginning,
@@ -19,6 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from rsipo_lightning.tokens import shared
+
 NAME = "packed"  # of the attention, in a model's config
 
 
@@ -38,19 +40,6 @@ class Packed:
     key_places: Tensor  # [sum(keys)] where they are in T
     query_places: Tensor  # [sum(queries)]
     answers: Tensor  # [T] which of the queries stands for a token
-
-
-def shared(rows: Sequence[Sequence[int]]) -> list[int]:
-    """How many tokens each row has in common with the beginning of the one before it.
-
-    >>> shared([(1, 2, 3), (1, 2, 4), (1, 2)])
-    [0, 2, 2]
-    """
-    found = [0] * min(len(rows), 1)
-    for before, row in zip(rows, rows[1:], strict=False):
-        pairs = enumerate(zip(before, row, strict=False))
-        found.append(next((i for i, (a, b) in pairs if a != b), min(len(before), len(row))))
-    return found
 
 
 def pack(ids: Tensor, mask: Tensor) -> Packed:
@@ -134,7 +123,7 @@ def attend(
 
 def _rows(x: Tensor, places: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
     """[1, heads, T, dim] -> [1, heads, length, dim] of each row."""
-    return x.transpose(1, 2).index_select(1, places).transpose(1, 2).split(lengths, 2)
+    return x.transpose(1, 2).index_select(1, places).transpose(1, 2).split_with_sizes(lengths, 2)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:

@@ -58,6 +58,7 @@ class Policy(nn.Module):
         # policy that is trained another one than the policy that sampled.
         self.eval()
         self.packs = can_pack(model)
+        self.forwards = self.tokens = 0  # calls, and tokens that went through the layers
         if not sharded(model):
             self.check_head()
 
@@ -118,9 +119,12 @@ class Policy(nn.Module):
         """
         with self._recomputing():
             if self.packs:
-                hidden = self.packed_hidden(pack(ids, mask))
+                packed = pack(ids, mask)
+                hidden, run = self.packed_hidden(packed), len(packed.ids)
             else:
                 hidden = self.hidden(ids, use_cache=False)[:, :-1][mask[:, 1:]]
+                run = ids.numel()
+        self.forwards, self.tokens = self.forwards + 1, self.tokens + run
         target = ids[:, 1:][mask[:, 1:]]
         return log_probs(
             self.model.get_output_embeddings(), hidden, target, temperature, train_entropy

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -201,13 +202,38 @@ def null_sample() -> Sample:
     )
 
 
-def split(items: Sequence[T], lengths: Sequence[int], parts: int) -> list[list[T]]:
-    """Exactly ``parts`` lists (some may be empty) of similar lengths within and similar token
-    counts between.
+def shared(rows: Sequence[Sequence[int]]) -> list[int]:
+    """How many tokens each row has in common with the beginning of the one before it.
+
+    >>> shared([(1, 2, 3), (1, 2, 4), (1, 2)])
+    [0, 2, 2]
     """
-    order = sorted(range(len(items)), key=lambda i: lengths[i])
-    total, filled, done = sum(lengths), 0, [[] for _ in range(parts)]  # type: tuple[int, int, list[list[T]]]
-    for i in order:
-        done[min(parts - 1, (filled + lengths[i] // 2) * parts // max(total, 1))].append(items[i])
-        filled += lengths[i]
+    found = [0] * min(len(rows), 1)
+    for before, row in pairwise(rows):
+        pairs = enumerate(zip(before, row, strict=False))
+        found.append(next((i for i, (a, b) in pairs if a != b), min(len(before), len(row))))
+    return found
+
+
+def split(
+    items: Sequence[T],
+    ids: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    parts: int,
+    packed: bool = True,
+) -> list[list[T]]:
+    """Exactly ``parts`` lists (some may be empty) of similar work, by the row of each item: tokens
+    that are run, and trained ones, which meet the vocabulary.
+
+    Rows that are packed stay with those that begin alike, whose common tokens are run once; others
+    with those of similar length.
+    """
+    rows = [tuple(x.tolist()) for x in ids]
+    order = sorted(range(len(rows)), key=lambda i: rows[i] if packed else len(rows[i]))
+    common = shared([rows[i] for i in order]) if packed else [0] * len(order)
+    work = [len(rows[i]) - n + int(masks[i].sum()) for i, n in zip(order, common, strict=True)]
+    total, filled, done = sum(work), 0, [[] for _ in range(parts)]  # type: tuple[int, int, list[list[T]]]
+    for i, n in zip(order, work, strict=True):
+        done[min(parts - 1, (filled + n // 2) * parts // max(total, 1))].append(items[i])
+        filled += n
     return done

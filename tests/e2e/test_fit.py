@@ -46,6 +46,8 @@ NAMES = (  # promised to tools
     "optim/grad_norm",
     "time/rollout_s",
     "time/update_s",
+    "time/forwards_count",
+    "time/forward_tokens",
     "progress/policy_version",
     "val/success_frac",
 )

@@ -14,7 +14,18 @@ PACKAGE = ROOT / "rsipo_lightning"
 LAYERS: list[set[str]] = [
     {"types", "errors", "keys", "rng", "checks", "metrics", "reduce", "web", "files", "ranks"},
     {"protocols", "registry", "endpoint", "config", "composing", "run_folder", "metrics_csv"},
-    {"codec", "skills", "tokens", "adapter", "sharding", "head", "packing", "policy", "frozen", "strategy"}
+    {
+        "codec",
+        "skills",
+        "tokens",
+        "adapter",
+        "sharding",
+        "head",
+        "packing",
+        "policy",
+        "frozen",
+        "strategy",
+    }
     | {"rollout", "replay", "bank", "freshness"},
     {"algorithms"},
     {"module"},

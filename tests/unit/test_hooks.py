@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,8 +36,8 @@ from rsipo_lightning.testing import (
     make_algorithm,
     random_policy,
 )
-from rsipo_lightning.tokens import null_sample
-from rsipo_lightning.types import Iteration, Prompt, Role, RolloutGroup, Sample, Stop, Task
+from rsipo_lightning.tokens import null_sample, with_credit
+from rsipo_lightning.types import Credit, Iteration, Prompt, Role, RolloutGroup, Sample, Stop, Task
 
 TOKENIZER = byte_tokenizer()
 CODEC = Codec(TOKENIZER)
@@ -335,7 +336,7 @@ def test_rows_of_equal_rewards_need_no_forward(kl: float, monkeypatch: pytest.Mo
     alone = samples[::3]  # where no other row is left, they are looked at
     assert sum(len(part.samples) for part in module.micro_batches(alone, 1, 3)) == len(alone)
     found = gradient(module, samples, 3)
-    monkeypatch.setattr(PolicyModule, "_teaches", lambda self, sample: True)
+    monkeypatch.setattr(PolicyModule, "_teaches", lambda *_: True)
     assert torch.allclose(found, gradient(module, samples, 3), atol=1e-7)
     assert found.norm() > 1e-4
 
@@ -368,5 +369,7 @@ def test_scoring_runs_no_more_rows_at_once_than_training() -> None:
     policy.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     config = RunConfig(trainer=trainer)
     module = PolicyModule(policy, make_algorithm("grpo"), config, None)  # type: ignore[arg-type]
-    module.score([null_sample() for _ in range(8)])
+    one = torch.ones(1)
+    row = with_credit(null_sample(), actor=Credit(one, one))
+    module.score([replace(row, ids=torch.tensor([i, 0])) for i in range(8)])
     assert rows == [2, 2, 2, 2]

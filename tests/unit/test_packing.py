@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rsipo_lightning.packing import pack, shared
+from rsipo_lightning.packing import pack
 from rsipo_lightning.policy import Policy
-from rsipo_lightning.tokens import pad
+from rsipo_lightning.tokens import pad, shared, split
 
 SHAPE = {
     "vocab_size": 50,
@@ -106,6 +106,20 @@ def test_shared_beginnings() -> None:
         assert a[:n] == b[:n]
         assert a[n : n + 1] != b[n : n + 1]
     assert shared([]) == []
+
+
+def test_rows_that_begin_alike_are_split_together() -> None:
+    """And parts are balanced by the tokens that are run."""
+
+    def lengths(rows: list[Tensor], parts: int, packed: bool = True) -> list[list[int]]:
+        masks = [torch.zeros(len(x), dtype=torch.bool) for x in rows]
+        return [[len(x) for x in part] for part in split(rows, rows, masks, parts, packed)]
+
+    alike = [torch.tensor([1, *range(40), 50 + i]) for i in range(9)]
+    other = [torch.arange(2, 42), torch.arange(3, 14)]
+    assert lengths([*alike[:5], *other, *alike[5:]], 2) == [[42] * 9, [40, 11]]
+    assert lengths([torch.arange(n) for n in (9, 1, 5, 3)], 2, packed=False) == [[1, 3, 5], [9]]
+    assert lengths([], 3) == [[], [], []]
 
 
 def test_layers_that_see_a_window_only_are_not_packed() -> None:
