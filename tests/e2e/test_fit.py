@@ -25,7 +25,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rsipo_lightning import compose, fit
 from rsipo_lightning.callbacks.checkpoints import Checkpoints
 from rsipo_lightning.cli import eval_main, fit_main
+from rsipo_lightning.engines.hf import HFEngine
 from rsipo_lightning.environments.retriever import BM25Retriever
+from rsipo_lightning.types import Completion, Prompt
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -70,6 +72,34 @@ RSIPO_NAMES = (
 def run(algo: str, folder: Path, *more: str) -> Path:
     assert fit_main(["--algo", algo, "--env", "search", *SMALL, f"run.dir={folder}", *more]) == 0
     return folder
+
+
+@pytest.mark.slow
+def test_rsipo_without_its_terms_is_grpo_and_costs_as_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same forwards, tokens and calls of the engine, and the same weights."""
+    calls: list[int] = []
+    generate = HFEngine.generate
+
+    def counted(self: HFEngine, prompts: Sequence[Prompt]) -> list[Completion]:
+        calls.append(len(prompts))
+        return generate(self, prompts)
+
+    monkeypatch.setattr(HFEngine, "generate", counted)
+    off = ("algo.distill=0", "algo.skill=0")
+    found = []
+    for name, keys in (("grpo", ()), ("rsipo", off), ("rsipo", ())):
+        calls.clear()
+        folder = run(name, tmp_path / f"{name}{len(keys)}", *keys)
+        with (folder / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        work = [(row["time/forwards_count"], row["time/forward_tokens"]) for row in rows]
+        found.append((work, tuple(calls), (folder / "policy/model.safetensors").read_bytes()))
+    grpo, without, whole = found
+    assert without == grpo
+    for one, other in zip(whole, grpo, strict=True):
+        assert one != other
 
 
 def metrics(folder: Path) -> list[dict[str, str]]:
