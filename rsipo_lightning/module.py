@@ -427,6 +427,8 @@ class PolicyModule(L.LightningModule):
         for copied in (*self._reference, *self._teacher):
             if not sharded(copied):
                 copied.to(self.device)
+            elif isinstance(copied, Policy):  # shares are there now, and the policy was checked
+                copied.packs = self.policy.packs
 
     def on_train_start(self) -> None:
         """A resumed optimizer has the learning rate of its checkpoint; the config's counts."""

@@ -145,6 +145,8 @@ def can_pack(model: PreTrainedModel) -> bool:
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if not hasattr(config, "layer_types") and getattr(config, "sliding_window", None):
+        return False
     if kinds != {"full_attention"} or config._attn_implementation not in ("sdpa", NAME):
         return False
     AttentionInterface.register(NAME, attend)

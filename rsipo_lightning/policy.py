@@ -159,9 +159,12 @@ class Policy(nn.Module):
     @torch.no_grad()
     def check_head(self) -> None:
         """body + output embeddings must be the whole model; some architectures scale or cap their
-        logits. Collective under ZeRO-3, once the trainer has set it up.
+        logits. Rows are packed only where that changes nothing. Collective under ZeRO-3, once the
+        trainer has set it up.
         """
         kind = type(self.model).__name__
+        if not isinstance(self.model.get_output_embeddings(), nn.Linear):
+            raise ConfigError(f"model.path: the head of {kind} is no linear layer; not supported")
         ids = torch.arange(min(4, self.model.config.vocab_size), device=self.device)[None]
         whole = self.model(input_ids=ids).logits.float()
         if not whole.isfinite().all():
@@ -170,6 +173,19 @@ class Policy(nn.Module):
             raise ConfigError(
                 f"model.path: {kind} changes its logits after the output embeddings; not supported"
             )
+        self.packs = self.packs and self._packs_as_alone()
+
+    def _packs_as_alone(self) -> bool:
+        """Whether the layers hand on what packed rows need, as those of most architectures do."""
+        a, b, c, d = (i % self.model.config.vocab_size for i in range(4))
+        ids = torch.tensor([[a, b, c, d], [a, b, d, c]], device=self.device)
+        mask = torch.tensor([False, True, True, True], device=self.device).expand(2, 4)
+        alone = self.hidden(ids, use_cache=False)[:, :-1][mask[:, 1:]]
+        try:
+            packed = self.packed_hidden(pack(ids, mask))
+        except (TypeError, NotImplementedError):
+            return False
+        return bool((packed - alone).norm() <= 0.05 * alone.norm())  # bfloat16 has three digits
 
 
 def model_source(path: str) -> str:

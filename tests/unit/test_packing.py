@@ -1,6 +1,7 @@
 """Packed rows against rows that are run alone."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -126,6 +127,25 @@ def test_layers_that_see_a_window_only_are_not_packed() -> None:
     p = policy(use_sliding_window=True, sliding_window=8, max_window_layers=0)
     assert not p.packs
     assert results(p, ROWS)[0].isfinite().all()
+
+
+def test_layers_that_do_not_hand_on_what_packing_needs_are_not_packed() -> None:
+    """Else all tokens would see one another, and nobody would notice."""
+    model = policy().model
+    body = model.get_decoder()
+    forward = body.forward
+    body.forward = lambda *args, packed=None, **kwargs: forward(*args, **kwargs)
+    assert not Policy(model).packs
+
+    def refuses(*args: Any, **kwargs: Any) -> Any:
+        if "packed" in kwargs:
+            raise TypeError("unexpected keyword argument 'packed'")
+        return forward(*args, **kwargs)
+
+    body.forward = refuses
+    assert not Policy(model).packs
+    body.forward = forward
+    assert Policy(model).packs
 
 
 def test_rows_without_trained_tokens_are_a_forward() -> None:
