@@ -6,11 +6,16 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DEV := .venv/.dev
 ALFWORLD := .venv/.alfworld
+TRL := .venv-trl/.installed
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 ARGS ?=
 TORCH_CPU := https://download.pytorch.org/whl/cpu
+# Where PyTorch's own index cannot be reached, torch comes from wherever pip is told to look.
+cpu_torch = if curl --silent --fail --head --max-time 5 --output /dev/null $(TORCH_CPU)/torch/; \
+	then $(1) -m pip install torch==2.13.0 --index-url $(TORCH_CPU); \
+	else $(1) -m pip install torch==2.13.0; fi
 
-.PHONY: fit test check install lint types test-fast test-zero3 tiny-policy tiny-hard-policy tiny-alfworld-policy smollm2 parity board dist clean
+.PHONY: fit test check install lint types test-fast test-zero3 bench tiny-policy tiny-hard-policy tiny-alfworld-policy smollm2 parity board dist clean
 
 fit: install
 	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
@@ -28,11 +33,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 # First and alone, so that no other package's range can ask for a CUDA build where there is no GPU.
-# Where PyTorch's own index cannot be reached, torch comes from wherever pip is told to look.
-	command -v nvidia-smi >/dev/null || { \
-	  if curl --silent --fail --head --max-time 5 --output /dev/null $(TORCH_CPU)/torch/; \
-	  then $(BIN)/python -m pip install torch==2.13.0 --index-url $(TORCH_CPU); \
-	  else $(BIN)/python -m pip install torch==2.13.0; fi; }
+	command -v nvidia-smi >/dev/null || { $(call cpu_torch,$(BIN)/python); }
 	$(PIP) --editable '.[disk,gguf,plot]'
 	touch $@
 
@@ -58,6 +59,17 @@ test-fast: $(DEV)
 # DeepSpeed ZeRO-3 and DDP on two CPU processes: a part of `test`.
 test-zero3: $(DEV)
 	$(BIN)/python -m pytest -q tests/ranks $(ARGS)
+
+# TRL wants other packages than we do, so it gets an environment of its own.
+$(TRL):
+	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	$(call cpu_torch,.venv-trl/bin/python)
+	.venv-trl/bin/python -m pip install 'trl==1.16.*' transformers datasets accelerate
+	touch $@
+
+# CPU time and memory beside TRL's, as work grows, and by algorithm: runs/speed.json.
+bench: install $(TRL)
+	$(BIN)/python benchmarks/speed.py $(ARGS)
 
 # Into the package, once the run has ended well.
 tiny-policy: install
@@ -89,4 +101,4 @@ dist: $(DEV)
 	$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")'
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-trl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -117,6 +117,7 @@ class Clock:
         self.updates: list[dict[str, float]] = []
         self.prompts = ""
         self.start_mib = 0.0
+        self.idle = 0.0  # share of the rows run that gave no token: their turn had ended
         self._began = self._acted = self._last = 0.0
         self._undo = contextlib.ExitStack()
 
@@ -172,6 +173,8 @@ class Clock:
             self.updates.append(update)
         self._last = now
         self.prompts = digest([t.turns[0].prompt_ids for t in played])
+        counts = getattr(module.player.engine, "counts", {"tokens": 0, "idle": 0})
+        self.idle = counts["idle"] / max(sum(counts.values()), 1)
 
 
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
@@ -200,6 +203,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         "start_mib": clock.start_mib,
         "peak_mib": peak_mib(),
         "prompts": clock.prompts,
+        "idle": clock.idle,
     }
 
 
@@ -316,7 +320,7 @@ def side(report: Report, runs: Runs, quick: bool, rounds: int) -> None:
     works = {"quick": QUICK} if quick else SIDE
     updates, there = 1 if quick else 2, TRL.exists()
     if not there:
-        report.console.print("TRL is left out: there is no .venv-trl; make it with: make .venv-trl")
+        report.console.print("TRL is left out: there is no .venv-trl; make it with: make bench")
     shown = report.table(
         "An update: CPU s, median (range)",
         *("", "update", "generation", "training", "tokens/CPU s", "peak MiB", "of that training"),
@@ -441,7 +445,7 @@ def algorithms(report: Report, runs: Runs, quick: bool, rounds: int) -> None:
         done = dict(zip(("grpo", *names), runs.ours(*specs), strict=True))
         shown = report.table(
             f"An update on {world}: CPU s, median (range)",
-            *("", "update", "generation", "sampled tokens", "of GRPO's", "target"),
+            *("", "update", "generation", "tokens", "idle rows %", "of GRPO's", "target"),
         )
         base = middle(done["grpo"]["updates"])
         for name, one in done.items():
@@ -450,7 +454,8 @@ def algorithms(report: Report, runs: Runs, quick: bool, rounds: int) -> None:
             limit = RSIPO[world] if name == "rsipo" and not quick else None
             said = report.target(f"rsipo / grpo on {world}", ratio, limit)
             tokens = f"{middle(one['updates'], 'tokens'):,.0f}"
-            shown.add_row(name, *times, tokens, f"{ratio:.2f}", said)
+            idle = f"{100 * one['idle']:.1f}"
+            shown.add_row(name, *times, tokens, idle, f"{ratio:.2f}", said)
         report.console.print(shown)
         report.numbers.setdefault("algorithms", {})[world] = done
 
@@ -497,6 +502,9 @@ def workplace() -> Iterator[Runs]:
     """A folder with the environment's entry point, seen by this process too."""
     from fixed import register
 
+    from rsipo_lightning.build import quiet
+
+    quiet()
     with tempfile.TemporaryDirectory() as folder:
         register(Path(folder) / "site")
         yield Runs(Path(folder))
