@@ -19,6 +19,8 @@ TOKENIZED = 8192  # entries of the tokenizer; a larger vocabulary has ids withou
 
 @dataclass
 class FixedConfig(EnvironmentConfig):
+    """Lengths in tokens."""
+
     prompt_tokens: int = 64
     observation_tokens: int = 40
     tasks: int = 4  # of each split: an update plays all of them
@@ -48,6 +50,8 @@ class Episode:
 
 
 class Fixed(TaskSuite):
+    """As many tasks as an update plays, with the texts of a Workload."""
+
     Config, name, types = FixedConfig, "fixed", ("fixed",)
     # never said, but looked for, as in real environments
     stop = ("</search>", "</answer>")

@@ -2,7 +2,7 @@
 
     make bench                                     # all of it, with TRL in .venv-trl
     python benchmarks/speed.py --only side --rounds 1
-    python benchmarks/speed.py --quick             # a minute: everything once, in small
+    python benchmarks/speed.py --quick             # everything once, in small
 
 An update lasts from the end of one to the end of the next: rollouts, credit, training and what is
 logged. CPU seconds are those of the process, all its threads (one of torch), which other work on
@@ -77,7 +77,7 @@ class Report:
     """Tables on the terminal, numbers for JSON."""
 
     def __init__(self) -> None:
-        self.console = Console(width=120)
+        self.console = Console(width=150)
         self.numbers: dict[str, Any] = {}
         self.targets: list[Target] = []
 
@@ -97,9 +97,7 @@ class Report:
 
     def write(self, out: Path) -> None:
         """JSON of all that was measured so far."""
-        self.numbers["targets"] = [
-            {**asdict(t), "met": t.value <= t.limit} for t in self.targets
-        ]
+        self.numbers["targets"] = [{**asdict(t), "met": t.value <= t.limit} for t in self.targets]
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(self.numbers, indent=2) + "\n")
 
@@ -188,7 +186,11 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         argv += arguments(Workload(**spec["work"]), Path(spec["policy"]))
     with tempfile.TemporaryDirectory() as folder:
         argv += [
-            *("trainer.threads=1", f"trainer.updates={1 + spec['updates']}", "trainer.accelerator=cpu"),
+            *(
+                "trainer.threads=1",
+                f"trainer.updates={1 + spec['updates']}",
+                "trainer.accelerator=cpu",
+            ),
             *("eval.episodes=0", "eval.every=0", "checkpoint.every=1000", "checkpoint.keep=1"),
             *("log.progress=false", "log.groups=0", "log.best_skills=0", "log.loggers=[]"),
             *(f"run.dir={folder}/run", *spec.get("keys", [])),
@@ -255,11 +257,16 @@ def measure_head(vocabulary: int, tokens: int, full: bool) -> dict[str, float]:
     return {"cpu_s": min(seconds), "extra_mib": peak_mib() - before}
 
 
+def answers(specs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was measured of each."""
+    return [measure_head(*spec["head"]) if "head" in spec else measure(spec) for spec in specs]
+
+
 class Runs:
     """Starts the processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, trl: Path, apart: bool) -> None:
+        self.folder, self.python, self.apart = folder, trl, apart
         self._made: dict[int, Path] = {}
 
     def policy(self, vocabulary: int) -> str:
@@ -277,15 +284,17 @@ class Runs:
         policy = self.policy(work.vocabulary)
         return {"work": asdict(work), "policy": policy, "updates": updates, "keys": keys}
 
-    def ours(self, *specs: dict[str, Any]) -> list[dict[str, Any]]:
-        """Each run in turn, all in one process."""
+    def ours(self, *specs: dict[str, Any], apart: bool = False) -> list[dict[str, Any]]:
+        """Each run in turn, all in one process: one of their own if ``apart``, or if all are."""
+        if not (apart or self.apart):
+            return answers(specs)
         command = [sys.executable, __file__, "--measure"]
         done: list[dict[str, Any]] = self._run(command, list(specs))
         return done
 
     def trl(self, spec: dict[str, Any]) -> dict[str, Any]:
         """The same work in TRL's process."""
-        done: dict[str, Any] = self._run([str(TRL), str(HERE / "trl_grpo.py")], spec)
+        done: dict[str, Any] = self._run([str(self.python), str(HERE / "trl_grpo.py")], spec)
         return done
 
     def _run(self, command: list[str], spec: Any) -> Any:
@@ -309,6 +318,7 @@ def spread(updates: Sequence[dict[str, float]], name: str) -> str:
 
 
 def middle(updates: Sequence[dict[str, float]], name: str = "total_s") -> float:
+    """Median alone."""
     return median(update[name] for update in updates)
 
 
@@ -318,9 +328,9 @@ def middle(updates: Sequence[dict[str, float]], name: str = "total_s") -> float:
 def side(report: Report, runs: Runs, quick: bool, rounds: int) -> None:
     """This trainer and TRL in turn, on the same prompts and token counts."""
     works = {"quick": QUICK} if quick else SIDE
-    updates, there = 1 if quick else 2, TRL.exists()
+    updates, there = 1 if quick else 2, runs.python.exists()
     if not there:
-        report.console.print("TRL is left out: there is no .venv-trl; make it with: make bench")
+        report.console.print(f"TRL is left out: there is no {runs.python}; make bench makes it")
     shown = report.table(
         "An update: CPU s, median (range)",
         *("", "update", "generation", "training", "tokens/CPU s", "peak MiB", "of that training"),
@@ -329,7 +339,7 @@ def side(report: Report, runs: Runs, quick: bool, rounds: int) -> None:
     for name, work in works.items():
         spec, sides = runs.of(work, updates), {}  # type: dict[str, Any], dict[str, list[Any]]
         for _ in range(rounds):
-            sides.setdefault("ours", []).extend(runs.ours(spec))
+            sides.setdefault("ours", []).extend(runs.ours(spec, apart=True))
             if there:
                 sides.setdefault("TRL", []).append(runs.trl(spec))
         for who, done in sides.items():
@@ -348,7 +358,10 @@ def side(report: Report, runs: Runs, quick: bool, rounds: int) -> None:
             cpu, mib = (
                 ours / theirs
                 for ours, theirs in (
-                    [middle([u for one in done for u in one["updates"]]) for done in sides.values()],
+                    [
+                        middle([u for one in done for u in one["updates"]])
+                        for done in sides.values()
+                    ],
                     [max(one["peak_mib"] for one in done) for done in sides.values()],
                 )
             )
@@ -400,9 +413,7 @@ def head(report: Report, runs: Runs, quick: bool, rounds: int) -> None:
     """Log-probs of trained tokens with a large vocabulary against the full matrix."""
     vocabulary, tokens = (8192, 64) if quick else (151_936, 1024)
     ways = {"the full matrix": True, "the policy's": False}
-    done = {
-        name: runs.ours({"head": [vocabulary, tokens, full]})[0] for name, full in ways.items()
-    }
+    done = {name: runs.ours({"head": [vocabulary, tokens, full]})[0] for name, full in ways.items()}
     title = f"Log-probs of {tokens:,} tokens, vocabulary {vocabulary:,}, and their gradient"
     shown = report.table(title, "", "CPU s", "of the full matrix", "target", "extra MiB", "target")
     full = done["the full matrix"]["cpu_s"]
@@ -498,7 +509,7 @@ def machine() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def workplace() -> Iterator[Runs]:
+def workplace(trl: Path, apart: bool) -> Iterator[Runs]:
     """A folder with the environment's entry point, seen by this process too."""
     from fixed import register
 
@@ -506,8 +517,11 @@ def workplace() -> Iterator[Runs]:
 
     quiet()
     with tempfile.TemporaryDirectory() as folder:
-        register(Path(folder) / "site")
-        yield Runs(Path(folder))
+        site = Path(folder) / "site"
+        register(site)
+        sys.path.append(str(site))
+        yield Runs(Path(folder), trl, apart)
+        sys.path.remove(str(site))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -517,15 +531,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--only", default=",".join(PARTS), help="of: %(default)s")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each side (2)")
-    parser.add_argument("--quick", action="store_true", help="small works, whose times mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="small works, whose times mean nothing"
+    )
+    parser.add_argument("--trl", type=Path, default=TRL, help="python that has TRL (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/speed.json"))
     parser.add_argument("--measure", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.measure:  # what a process of its own does
         asked, answer = args.measure
-        specs = json.loads(asked.read_text())
-        done = [measure_head(*s["head"]) if "head" in s else measure(s) for s in specs]
-        answer.write_text(json.dumps(done))
+        answer.write_text(json.dumps(answers(json.loads(asked.read_text()))))
         return
     chosen = args.only.split(",")
     if unknown := sorted({*chosen} - {*PARTS}):
@@ -533,7 +548,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report()
     report.numbers["machine"] = machine()
     parts = dict(zip(PARTS, (side, growth, head, algorithms, alone), strict=True))
-    with workplace() as runs:
+    with workplace(args.trl, apart=not args.quick) as runs:
         for name in chosen:
             parts[name](report, runs, args.quick, 1 if args.quick else args.rounds)
             report.write(args.out)

@@ -17,7 +17,6 @@ from rsipo_lightning.errors import EngineError
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.types import Completion, Prompt
 
-
 BLOCK = 64  # tokens whose probabilities are added up first, see _sample
 
 
@@ -70,7 +69,7 @@ class RaggedCache(Cache):
             self.kv[layer][i] = grown
 
     def taken(self, rows: Sequence[int]) -> RaggedCache:
-        """These rows, in this order (repeats allowed): a copy, unless they are all as they stand."""
+        """These rows, in this order (repeats allowed); a copy unless nothing changes."""
         if not self.kv or list(rows) == list(range(len(self.kv[0][0]))):
             return self
         index = torch.tensor(rows, device=self.kv[0][0].device)
