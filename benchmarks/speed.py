@@ -47,7 +47,7 @@ GROWTH: dict[str, list[tuple[int, Workload]]] = {
     "vocabulary": [(n, replace(SMALL, vocabulary=n)) for n in (8192, 151_936)],
 }
 LIVE = (16, 64, 256, 512)  # episodes at once, of 512
-CROWD = Workload(tasks=64, group=8, turns=2, prompt=32, action=8, observation=16)
+CROWD = Workload(tasks=64, group=8, turns=2, prompt=16, action=8, observation=8)
 # what issue 7 asks for, as ratios
 BESIDE_TRL = {"a: single turn": 0.60, "b: 8 turns": 0.45}
 MEMORY = {"b: 8 turns": 0.60}
@@ -398,7 +398,7 @@ def growth(report: Report, runs: Runs, quick: bool, rounds: int) -> None:
             zip([str(n) for n, _ in points], done, strict=True)
         )
     report.console.print(shown)
-    done = runs.ours(*(runs.of(crowd, updates, f"rollout.live={n}") for n in live))
+    done = runs.ours(*(runs.of(crowd, 1, f"rollout.live={n}") for n in live))
     episodes = f"{crowd.episodes} episodes of {crowd.turns} turns"
     shown = report.table(f"Rollouts of {episodes}", "live", "CPU s", "tokens/CPU s", "update")
     for n, one in zip(live, done, strict=True):
