@@ -6,13 +6,18 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DEV := .venv/.dev
 ALFWORLD := .venv/.alfworld
+TRL := .venv-trl/.installed
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 VENV_VLLM ?= .venv-vllm
 VLLM := $(VENV_VLLM)/.installed
 ARGS ?=
 TORCH_CPU := https://download.pytorch.org/whl/cpu
+# Where PyTorch's own index cannot be reached, torch comes from wherever pip is told to look.
+cpu_torch = if curl --silent --fail --head --max-time 5 --output /dev/null $(TORCH_CPU)/torch/; \
+	then $(1) -m pip install torch==2.13.0 --index-url $(TORCH_CPU); \
+	else $(1) -m pip install torch==2.13.0; fi
 
-.PHONY: fit test check install lint types test-fast test-zero3 test-vllm tiny-policy tiny-hard-policy tiny-alfworld-policy smollm2 parity board dist clean
+.PHONY: fit test check install lint types test-fast test-zero3 test-vllm bench tiny-policy tiny-hard-policy tiny-alfworld-policy smollm2 parity board dist clean
 
 fit: install
 	$(BIN)/rsipo-fit --algo rsipo --env search $(ARGS)
@@ -23,11 +28,6 @@ test: lint types $(ALFWORLD)
 check: lint types test-fast
 
 install: $(STAMP)
-
-# Where PyTorch's own index cannot be reached, torch comes from wherever pip is told to look.
-cpu_torch = if curl --silent --fail --head --max-time 5 --output /dev/null $(TORCH_CPU)/torch/; \
-  then $(1) -m pip install torch==2.13.0 --index-url $(TORCH_CPU); \
-  else $(1) -m pip install torch==2.13.0; fi
 
 # Done again only when what is to be installed has changed.
 $(STAMP): setup.cfg pyproject.toml constraints.txt
@@ -76,6 +76,17 @@ $(VLLM): setup.cfg
 	$(VENV_VLLM)/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	touch $@
 
+# TRL wants other packages than we do, so it gets an environment of its own.
+$(TRL):
+	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	$(call cpu_torch,.venv-trl/bin/python)
+	.venv-trl/bin/python -m pip install 'trl==1.16.*' transformers datasets accelerate
+	touch $@
+
+# CPU time and memory beside TRL's, as work grows, and by algorithm: runs/speed.json.
+bench: install $(TRL)
+	$(BIN)/python benchmarks/speed.py $(ARGS)
+
 # Into the package, once the run has ended well.
 tiny-policy: install
 	run=$$(mktemp -d)/run && $(BIN)/rsipo-sft --env search --sft tiny run.dir=$$run $(ARGS) \
@@ -106,4 +117,4 @@ dist: $(DEV)
 	$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")'
 
 clean:
-	rm -rf .venv $(VENV_VLLM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-trl $(VENV_VLLM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

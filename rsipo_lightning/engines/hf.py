@@ -4,6 +4,7 @@ and ids out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from rsipo_lightning.errors import EngineError
 from rsipo_lightning.policy import Policy
 from rsipo_lightning.protocols import Host
 from rsipo_lightning.types import Completion, Prompt
+
+BLOCK = 64  # tokens whose probabilities are added up first, see _sample
 
 
 @dataclass
@@ -48,14 +51,8 @@ class RaggedCache(Cache):
             )
         rows = torch.arange(key_states.shape[0], device=key_states.device)[:, None]
         for i, new in enumerate((key_states, value_states)):
-            old = self.kv[layer_idx][i]
-            if old.shape[2] < self.width:  # grow by half, so that decoding copies seldom
-                grown = old.new_zeros(
-                    *old.shape[:2], max(self.width, old.shape[2] * 3 // 2), old.shape[3]
-                )
-                grown[:, :, : old.shape[2]] = old
-                self.kv[layer_idx][i] = old = grown
-            old[rows, :, self.positions] = new.transpose(1, 2)
+            self._grow(layer_idx, i, self.width)
+            self.kv[layer_idx][i][rows, :, self.positions] = new.transpose(1, 2)
         keys, values = self.kv[layer_idx]
         return keys[:, :, : self.width], values[:, :, : self.width]
 
@@ -63,9 +60,31 @@ class RaggedCache(Cache):
         """Positions are always given explicitly; nothing may be inferred from here."""
         return 0
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows, in this order (repeats allowed)."""
-        self.kv = [[t.index_select(0, rows) for t in layer] for layer in self.kv]
+    def _grow(self, layer: int, i: int, width: int) -> None:
+        """Room for so many slots; by half at least, so that decoding copies seldom."""
+        old = self.kv[layer][i]
+        if old.shape[2] < width:
+            capacity = max(width, old.shape[2] * 3 // 2)
+            grown = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
+            grown[:, :, : old.shape[2]] = old
+            self.kv[layer][i] = grown
+
+    def taken(self, rows: Sequence[int]) -> RaggedCache:
+        """These rows, in this order (repeats allowed); a copy unless nothing changes."""
+        if not self.kv or list(rows) == list(range(len(self.kv[0][0]))):
+            return self
+        index = torch.tensor(rows, device=self.kv[0][0].device)
+        part = RaggedCache()
+        part.kv = [[t.index_select(0, index) for t in layer] for layer in self.kv]
+        return part
+
+    def put_back(self, part: RaggedCache, rows: Sequence[int], first: int) -> None:
+        """Take over the slots from ``first`` on of a copy of these rows."""
+        index = torch.tensor(rows, device=self.kv[0][0].device)
+        for k, layer in enumerate(part.kv):
+            for i, new in enumerate(layer):
+                self._grow(k, i, part.width)
+                self.kv[k][i][index, :, first : part.width] = new[:, :, first : part.width]
 
 
 class HFEngine:
@@ -86,6 +105,8 @@ class HFEngine:
         self.tokenizer = tokenizer
         self.own = own
         self.policy_version = 0
+        # tokens sampled, and rows that were run for a token although their turn had ended
+        self.counts = Counter(tokens=0, idle=0)
         self._pieces: dict[int, str] = {}
         self._drop()
 
@@ -141,16 +162,15 @@ class HFEngine:
             min(len(ids), len(p.ids) - 1) if p.ids[: len(ids)] == ids else 0
             for (_, ids), p in zip(known, prompts, strict=True)
         ]
-        device = self.policy.device
         if any(start):
-            self._cache.select(torch.tensor([row for row, _ in known], device=device))
+            self._cache = self._cache.taken([row for row, _ in known])
             return self._run([p.ids[s:] for p, s in zip(prompts, start, strict=True)], start)
         # nothing to reuse: run each distinct prompt once, the G rollouts of a task share it
         self._drop()
         first: dict[tuple[int, ...], int] = {}
-        index = torch.tensor([first.setdefault(p.ids, len(first)) for p in prompts], device=device)
+        index = [first.setdefault(p.ids, len(first)) for p in prompts]
         hidden = self._run(list(first), [0] * len(first))
-        self._cache.select(index)
+        self._cache = self._cache.taken(index)
         return hidden[index]
 
     def _run(self, chunks: Sequence[tuple[int, ...]], start: Sequence[int]) -> Tensor:
@@ -199,7 +219,9 @@ class HFEngine:
         stopped = [False] * count
         width = int(position.max()) + 1
         rows = list(range(count))  # those that are run
-        ends = not any(p.session for p in prompts)  # nobody goes on from the cache
+        # what the next turns go on from; where there is none, what is done can be forgotten
+        whole = self._cache if any(p.session for p in prompts) else None
+        first = min(len(p.ids) for p in prompts)
         for step in range(budget):
             token, logp = _sample(self.policy.logits(hidden), temperature[rows], noise[rows, step])
             for row, t, lp in zip(rows, token.tolist(), logp.tolist(), strict=True):
@@ -213,10 +235,13 @@ class HFEngine:
                 live[row] = not stopped[row] and len(ids[row]) < prompt.max_new_tokens
             if not any(live):
                 break
-            if ends and 2 * sum(live) <= len(rows):
-                kept = [i for i, row in enumerate(rows) if live[row]]
-                self._cache.select(torch.tensor(kept, device=device))
-                rows = [rows[i] for i in kept]
+            if 2 * sum(live) <= len(rows):  # copying them costs less than running the others
+                going = [i for i, row in enumerate(rows) if live[row]]
+                if whole is not None and whole is not self._cache:
+                    whole.put_back(self._cache, rows, first)
+                self._cache = self._cache.taken(going)
+                rows = [rows[i] for i in going]
+            self.counts["idle"] += len(rows) - sum(live)
             # a row that is done feeds its last token again at the same place, which changes nothing
             position = torch.tensor(
                 [len(prompts[row].ids) + len(ids[row]) - 1 for row in rows], device=device
@@ -224,6 +249,10 @@ class HFEngine:
             last = torch.tensor([ids[row][-1] for row in rows], device=device)
             width = max(width, int(position.max()) + 1)
             hidden = self._forward(last[:, None], position[:, None], width)[:, 0]
+        if whole is not None and whole is not self._cache:
+            whole.put_back(self._cache, rows, first)
+            self._cache = whole
+        self.counts["tokens"] += sum(map(len, ids))
         self._sessions = {
             p.session: (row, p.ids + tuple(ids[row][:-1]))
             for row, p in enumerate(prompts)
@@ -263,11 +292,21 @@ def _sample(logits: Tensor, temperature: Tensor, noise: Tensor) -> tuple[Tensor,
     """Inverse-CDF sampling of [B, V] logits with one uniform [B] each; tokens and log-probs [B].
 
     The log-prob is that of softmax(logits / T), the distribution that was sampled; greedy rows (T =
-    0) report T = 1.
+    0) report T = 1. First the block of the vocabulary is drawn, then the token in it: float64 sums
+    over all tokens would take most of a small policy's time.
     """
+    count, size = logits.shape
     greedy = temperature == 0
     logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
-    cdf = logp.double().exp().cumsum(-1)
-    drawn = torch.searchsorted(cdf, (noise * cdf[:, -1])[:, None], right=True).squeeze(-1)
-    token = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
+    mass = torch.nn.functional.pad(logp.exp(), (0, -size % BLOCK)).view(count, -1, BLOCK)
+    cdf = mass.sum(-1).double().cumsum(-1)  # [B, blocks]
+    aim = (noise * cdf[:, -1])[:, None]
+    block = torch.searchsorted(cdf, aim, right=True).clamp(max=cdf.shape[1] - 1)
+    before = torch.nn.functional.pad(cdf, (1, 0)).gather(-1, block)
+    share = (aim - before) / (cdf.gather(-1, block) - before)  # of the block's mass
+    within = mass[torch.arange(count, device=mass.device), block[:, 0]].double().cumsum(-1)
+    place = torch.searchsorted(within, share * within[:, -1:], right=True).clamp(max=BLOCK - 1)
+    token = (block * BLOCK + place)[:, 0].clamp(max=size - 1)
+    if greedy.any():
+        token = torch.where(greedy, logits.argmax(-1), token)
     return token, logp.gather(-1, token[:, None]).squeeze(-1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rsipo_lightning.codec import Codec
-from rsipo_lightning.engines.hf import HFEngine
+from rsipo_lightning.engines.hf import HFEngine, _sample
 from rsipo_lightning.testing import byte_tokenizer, random_policy
 from rsipo_lightning.types import Completion, Prompt
 
@@ -165,15 +165,21 @@ def test_grouped_prompts_are_run_once(engine: HFEngine) -> None:
         )
 
 
-def test_what_is_done_leaves_the_batch_where_nobody_goes_on(
-    engine: HFEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Skills: same samples as with kept caches, and half-empty batches are not run."""
-    asked = [
+def uneven(count: int) -> list[Prompt]:
+    """Every fourth says 64 tokens, the others 8."""
+    return [
         replace(p, max_new_tokens=64 if i % 4 == 0 else 8, stop_ids=())
-        for i, p in enumerate(prompts(16))
+        for i, p in enumerate(prompts(count))
     ]
-    kept = engine.generate(asked)
+
+
+@pytest.mark.parametrize("going_on", [False, True])
+def test_what_is_done_leaves_the_batch(
+    engine: HFEngine, monkeypatch: pytest.MonkeyPatch, going_on: bool
+) -> None:
+    """Same samples as alone, and half-empty batches are not run; a counter says so."""
+    asked = [p if going_on else replace(p, session="") for p in uneven(16)]
+    alone = [engine.generate([p])[0] for p in asked]
     sizes: list[int] = []
     forward = engine._forward
 
@@ -182,11 +188,44 @@ def test_what_is_done_leaves_the_batch_where_nobody_goes_on(
         return forward(ids, positions, width)
 
     monkeypatch.setattr(engine, "_forward", counted)
-    alone = engine.generate([replace(p, session="") for p in asked])
-    assert [c.ids for c in alone] == [c.ids for c in kept]
-    for one, other in zip(alone, kept, strict=True):
+    engine.counts.clear()
+    together = engine.generate(asked)
+    assert [c.ids for c in together] == [c.ids for c in alone]
+    for one, other in zip(together, alone, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
     assert sizes == [9, *[16] * 7, *[4] * 56]  # distinct prompts, then a step for each token
+    assert engine.counts == {"tokens": 4 * 64 + 12 * 8, "idle": 0}
+
+
+def test_what_left_the_batch_goes_on_from_its_cache(engine: HFEngine) -> None:
+    """Rows that were taken out in two steps, and those that stayed, in a second turn."""
+    asked = [replace(p, max_new_tokens=4 + 12 * (i % 4)) for i, p in enumerate(uneven(16))]
+    done = engine.generate(asked)
+    assert engine.counts["idle"] == 4 * 12  # the first quarter, until half were done
+    more = [
+        replace(p, ids=CODEC.extend(p.ids + c.ids, "seen"), seed=100 + p.seed)
+        for p, c in zip(asked, done, strict=True)
+    ]
+    cached = [row for row, ids in engine._sessions.values() if ids]
+    assert cached == list(range(16))
+    for p, c in zip(more, engine.generate(more), strict=True):
+        assert torch.allclose(rescored(engine, p, c), torch.tensor(c.logprobs), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [5, 64, 200])
+def test_tokens_are_those_of_the_whole_distribution(size: int) -> None:
+    """Drawn by blocks, as by one sum over all tokens."""
+    torch.manual_seed(0)
+    logits, noise = 4 * torch.randn(3000, size), torch.rand(3000, dtype=torch.float64)
+    noise[0], noise[1] = 0.0, 1 - 2**-53
+    temperature = torch.tensor([1.0, 0.5, 0.0]).repeat(1000)
+    token, logp = _sample(logits, temperature, noise)
+    scaled = torch.log_softmax(logits / temperature.where(temperature > 0, 1.0)[:, None], dim=-1)
+    cdf = scaled.double().exp().cumsum(-1)
+    plain = torch.searchsorted(cdf, (noise * cdf[:, -1])[:, None], right=True)[:, 0]
+    plain = logits.argmax(-1).where(temperature == 0, plain)
+    assert torch.equal(token, plain)
+    assert torch.equal(logp, scaled.gather(-1, token[:, None])[:, 0])
 
 
 def test_nothing_to_do(engine: HFEngine) -> None:
