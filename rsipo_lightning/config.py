@@ -37,7 +37,8 @@ class LoraSection:
 
     def __post_init__(self) -> None:
         within("model.lora.rank", self.rank, 0, 4096)
-        above("model.lora.alpha", self.scale, 0)
+        if self.alpha is not None:
+            above("model.lora.alpha", self.alpha, 0)
         if not self.rank and (self.alpha is not None or self.targets):
             raise ConfigError("model.lora.alpha and targets need model.lora.rank=N")
 
