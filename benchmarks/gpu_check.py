@@ -38,6 +38,7 @@ from rsipo_lightning.codec import Codec
 from rsipo_lightning.config import ModelSection, OptimSection, RunConfig, TrainerSection
 from rsipo_lightning.engines.hf import HFConfig, HFEngine
 from rsipo_lightning.engines.vllm import VLLMConfig, VLLMEngine
+from rsipo_lightning.freshness import log_probs
 from rsipo_lightning.metrics import Metrics
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy, load_tokenizer
@@ -45,7 +46,7 @@ from rsipo_lightning.protocols import Engine, Host
 from rsipo_lightning.sharding import Shards, acting_weights, plain_copy
 from rsipo_lightning.strategy import Zero3Strategy, connect, disconnect
 from rsipo_lightning.testing import gradient, make_algorithm, toy_world
-from rsipo_lightning.types import Completion, Credit, Iteration, Prompt, Sample
+from rsipo_lightning.types import Credit, Iteration, Prompt, Sample
 
 ROOT = Path(__file__).resolve().parents[1]
 # hidden size, that of the MLP, layers, heads, heads of the keys: Qwen2.5's; vocabulary 151,936
@@ -293,7 +294,8 @@ def rollout(spec: Spec, name: str) -> Result:
         began = now()
         done = engine.generate(prompts)
         seconds.append(now() - began)
-    gaps = torch.cat([gap(policy, p, c) for p, c in zip(prompts[:8], done[:8], strict=True)])
+    pairs = zip(prompts[:8], done[:8], strict=True)
+    gaps = torch.cat([torch.tensor(c.logprobs) - log_probs(policy, p, c) for p, c in pairs])
     engine.close()
     sampled = sum(len(c.ids) for c in done)
     return {
@@ -304,16 +306,6 @@ def rollout(spec: Spec, name: str) -> Result:
         "ok": float(gaps.abs().mean()) < MISMATCH,
         "peak_gib": 0 if spec["cpu"] else torch.cuda.max_memory_allocated() / 2**30,
     }
-
-
-@torch.no_grad()
-def gap(policy: Policy, prompt: Prompt, said: Completion) -> torch.Tensor:
-    """Engine's log-probs less the policy's, [A]."""
-    ids = torch.tensor([prompt.ids + said.ids], device=policy.device)
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    mask[0, len(prompt.ids) :] = True
-    ones = torch.ones(len(said.ids), device=policy.device)
-    return torch.tensor(said.logprobs) - policy(ids, mask, ones)[0].cpu()
 
 
 def now() -> float:
