@@ -68,7 +68,7 @@ from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
 from rsipo_lightning.sharding import Shards, adapter_state, full_state, plain_copy
 from rsipo_lightning.skills import analysis_template
-from rsipo_lightning.strategy import Zero3Strategy, check_zero3, connect, disconnect
+from rsipo_lightning.strategy import Zero3Strategy, check_zero3, connect, disconnect, environment
 from rsipo_lightning.tiny import MORE, build_tokenizer, new_model
 from rsipo_lightning.types import Task
 
@@ -395,9 +395,10 @@ def _train(
     display = [Progress(t.updates, console)] if config.log.progress else []
     interrupt = Interrupt()
     best_skills = BestSkills(folder.path, config.log.best_skills)
+    rollouts = RolloutCollector(made.player, made.suite.mixture(), config)
     callbacks: list[L.Callback] = [
         *display,
-        RolloutCollector(made.player, made.suite.mixture(), config),
+        rollouts,
         ReplayGains(made.player, config, analyzer),
         SkillCategory(),
         best_skills,
@@ -419,6 +420,7 @@ def _train(
         devices=t.devices,
         num_nodes=t.nodes,
         strategy=Zero3Strategy(made.shards.config) if made.shards else t.strategy,
+        plugins=environment(),
         max_epochs=t.updates,
         accumulate_grad_batches=t.micro_batches,
         gradient_clip_val=config.optim.clip or None,
@@ -434,6 +436,8 @@ def _train(
     try:
         with interrupt, writer_errors_once():
             trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+            if made.player.engine.policy_version != module.version:  # nothing was left to train
+                rollouts.sender.send(made.policy, module.version)
             evaluation.finish(trainer, module)
     except SIGTERMException as error:  # a SystemExit of code 0, as if all had been done
         raise RsipoError("stopped by SIGTERM") from error

@@ -70,7 +70,7 @@ class Sender:
     def _probe(self, policy: Policy, version: int) -> None:
         (said,) = self.engine.generate([self._prompt])
         gap = float(
-            (_log_probs(policy, self._prompt, said) - torch.tensor(said.logprobs)).abs().mean()
+            (log_probs(policy, self._prompt, said) - torch.tensor(said.logprobs)).abs().mean()
         )
         if not gap <= self._tolerance:  # nor if it is no number
             raise EngineError(
@@ -82,7 +82,7 @@ class Sender:
 
 
 @torch.no_grad()
-def _log_probs(policy: Policy, prompt: Prompt, said: Completion) -> Tensor:
+def log_probs(policy: Policy, prompt: Prompt, said: Completion) -> Tensor:
     """Of the sampled tokens, [A], by one forward. Collective under ZeRO-3."""
     ids = torch.tensor([prompt.ids + said.ids], device=policy.device)
     mask = torch.zeros_like(ids, dtype=torch.bool)

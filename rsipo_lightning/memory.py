@@ -270,10 +270,10 @@ def _training_state(
     config: RunConfig, a: Architecture, size: int, trained: Sequence[int], own: int
 ) -> list[Term]:
     """Gradients and AdamW's moments of what is ``trained``, of which this GPU keeps ``own``; ZeRO-3
-    adds masters, all in float32 whatever the dtype.
+    adds masters and a buffer, all in float32 whatever the dtype.
 
-    The step takes the square roots of the second moments, all at once, and under ZeRO-3 gradients
-    in float32.
+    The step takes the square roots of the second moments, all at once, and under ZeRO-3 a copy of
+    the gradients.
     """
     t = config.trainer
     if not t.zero3:
@@ -287,12 +287,13 @@ def _training_state(
     change = "set trainer.offload_optimizer=true"
     here = not t.offload_optimizer  # gradients are offloaded with the states that they meet
     live = size * min(a.parameters, LIVE + max(a.tensors))
-    bucket = size * min(sum(trained), BUCKET)
+    reduced = 4 * min(sum(trained), BUCKET)
     return [
-        _always("gradients", change, size * own * here),
+        _always("gradients", change, 4 * own * here),
         _always("optimizer states", change, 12 * own * here),
         Term("optimizer's step", change, step=8 * min(own, GROUP) * here),
-        Term("gathered layers", "take a larger GPU", scoring=live, training=live + bucket),
+        Term("gathered layers", "take a larger GPU", scoring=live, training=live + reduced),
+        _always("reduction's buffer", "take a larger GPU", 4 * BUCKET),
     ]
 
 

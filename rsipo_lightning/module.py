@@ -152,14 +152,14 @@ class PolicyModule(L.LightningModule):
         scores: list[dict[str, Tensor]],
     ) -> None:
         """Fill ``scores[i][name]`` in exactly as many forwards on every rank."""
-        trainer = self.run_config.trainer
+        trainer, device = self.run_config.trainer, self.policy.device
         parts = trainer.minibatches * trainer.micro_batches  # as many rows at once as in training
         for part in split(
             views, [v[1] for v in views], [v[2] for v in views], parts, self.policy.packs
         ):
             null = null_sample()
             ids, mask = pad(
-                [v[1] for v in part] or [null.ids], [v[2] for v in part] or [null.mask], self.device
+                [v[1] for v in part] or [null.ids], [v[2] for v in part] or [null.mask], device
             )
             counts = [int(v[2].sum()) for v in part]
             temperature = torch.cat(
@@ -169,7 +169,7 @@ class PolicyModule(L.LightningModule):
                 ]
                 or [torch.ones(1)]
             )
-            logp = policy(ids, mask, temperature.to(self.device))[0].cpu()
+            logp = policy(ids, mask, temperature.to(device))[0].cpu()
             for (i, _, _, index), values in zip(
                 part, logp.split(counts) if part else (), strict=True
             ):
@@ -233,7 +233,8 @@ class PolicyModule(L.LightningModule):
 
     def objective(self, micro: MicroBatch) -> Tensor:
         """This micro-batch's share of the sum of all stream terms."""
-        batch = collate(micro.samples or [null_sample()], self.device)
+        # Not the module's own device, which nobody sets where the policy is split over ranks.
+        batch = collate(micro.samples or [null_sample()], self.policy.device)
         logp, batch.entropy = self.policy(
             batch.ids, batch.mask, batch.temperature, "entropy" in self.streams
         )
@@ -426,7 +427,7 @@ class PolicyModule(L.LightningModule):
         """The copies follow the policy to its device; shares are there."""
         for copied in (*self._reference, *self._teacher):
             if not sharded(copied):
-                copied.to(self.device)
+                copied.to(self.policy.device)
             elif isinstance(copied, Policy):  # shares are there now, and the policy was checked
                 copied.packs = self.policy.packs
 

@@ -23,9 +23,15 @@ BUCKET = 1 << 27  # elements that are gathered at once; a larger parameter is ga
 
 
 def share(parameter: Tensor) -> Tensor:
-    """What this rank holds of a parameter, flat under ZeRO-3. Changes in place count."""
-    held: Tensor = getattr(parameter, "ds_tensor", parameter)
-    return held
+    """What this rank holds of a parameter, flat under ZeRO-3. Changes in place count.
+
+    Without what pads the last ranks' shares to the length of the others: it may be any number.
+    """
+    held: Tensor | None = getattr(parameter, "ds_tensor", None)
+    if held is None:
+        return parameter
+    left = int(parameter.ds_numel) - rank_of_ranks()[0] * held.numel()  # type: ignore[attr-defined]
+    return held[: max(0, left)]
 
 
 def sharded(model: nn.Module) -> bool:
@@ -33,20 +39,13 @@ def sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "ds_tensor") for parameter in model.parameters())
 
 
-def full_weights(model: nn.Module, bucket: int = BUCKET) -> Iterator[tuple[str, nn.Parameter]]:
-    """Each parameter with its name, whole until the next one is asked for; tied ones once.
+def acting_weights(model: nn.Module, bucket: int = BUCKET) -> Iterator[tuple[str, Tensor]]:
+    """Each weight with its name, whole until the next one is asked for; tied ones once. Those of
+    the plain model that acts like this one: an adapter is merged into the weights beside it, one at
+    a time. The others are the model's own parameters.
 
     Collective under ZeRO-3: every rank must go to the end. No more than ``bucket`` elements (or one
-    larger parameter) are whole at a time. Those of a plain model are its own parameters.
-    """
-    units = [(name, (parameter,)) for name, parameter in model.named_parameters()]
-    for name, (parameter,) in _whole(units, bucket):
-        yield name, parameter
-
-
-def acting_weights(model: nn.Module, bucket: int = BUCKET) -> Iterator[tuple[str, Tensor]]:
-    """As ``full_weights``, those of the plain model that acts like this one: an adapter is merged
-    into the weights beside it, one at a time. The others are the model's own parameters.
+    larger parameter) are whole at a time.
     """
     layers = adapter_layers(model)
     units: list[Unit] = []
@@ -54,21 +53,21 @@ def acting_weights(model: nn.Module, bucket: int = BUCKET) -> Iterator[tuple[str
         if name := plain_name(own):
             more = factors(layers[name]) if name in layers else ()
             units.append((name, (parameter, *more)))
-    for name, (parameter, *_) in _whole(units, bucket):
+    for name, (parameter, *_) in whole(units, bucket):
         yield name, merged(layers[name]) if name in layers else parameter
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     """The whole weights of an adapter, on the CPU. Collective under ZeRO-3."""
     units = [(name, (p,)) for name, p in model.named_parameters() if not plain_name(name)]
-    return {name: p.detach().to("cpu", copy=True) for name, (p,) in _whole(units, BUCKET)}
+    return {name: p.detach().to("cpu", copy=True) for name, (p,) in whole(units)}
 
 
 Unit = tuple[str, tuple[nn.Parameter, ...]]  # a name, and parameters that are needed together
 
 
-def _whole(units: Sequence[Unit], bucket: int) -> Iterator[Unit]:
-    """Each unit while its parameters are whole."""
+def whole(units: Sequence[Unit], bucket: int = BUCKET) -> Iterator[Unit]:
+    """Each unit while its parameters are whole. Collective under ZeRO-3."""
     if not any(hasattr(parameter, "ds_tensor") for _, own in units for parameter in own):
         yield from units
         return

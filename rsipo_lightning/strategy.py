@@ -6,11 +6,14 @@ import copy
 import logging
 import os
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
@@ -21,13 +24,16 @@ from rsipo_lightning.config import RunConfig
 from rsipo_lightning.errors import ConfigError
 from rsipo_lightning.sharding import deepspeed_for
 
+# One rank's episodes may take that much longer than another's. Not what ends ranks when one fails.
+PATIENCE = timedelta(hours=6)
+
 
 def connect(config: RunConfig, kind: str) -> None:
     """Join the ranks of the run, for devices of this kind (cpu or cuda); before all else that they
     do together. Raises ConfigError where their number is not what the config says.
     """
     t = config.trainer
-    if not t.zero3 and ranks.count(t.ranks) == 1:
+    if not t.zero3 and t.ranks == ranks.count(1) == 1:
         return
     if not ranks.started():
         raise ConfigError(
@@ -44,9 +50,16 @@ def connect(config: RunConfig, kind: str) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # Dictionaries and numbers of Python go by gloo on both.
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    distributed.init_process_group(backend)
+    distributed.init_process_group(backend, timeout=PATIENCE)
     if t.zero3:
         deepspeed_for(kind).init_distributed(backend, verbose=False)
+
+
+def environment() -> LightningEnvironment | None:
+    """For Lightning: what says which rank this is; None for torchrun, which it asks by itself. It
+    would ask the cluster's scheduler too, which does not know the ranks of ``ranks.launch``.
+    """
+    return None if TorchElasticEnvironment.detect() else LightningEnvironment()
 
 
 def disconnect() -> None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,13 +20,17 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rsipo_lightning import compose, fit
+from rsipo_lightning import compose, fit, registry
 from rsipo_lightning.callbacks.checkpoints import Checkpoints
 from rsipo_lightning.cli import eval_main, fit_main
-from rsipo_lightning.engines.hf import HFEngine
+from rsipo_lightning.engines.hf import HFConfig, HFEngine
 from rsipo_lightning.environments.retriever import BM25Retriever
+from rsipo_lightning.policy import Policy
+from rsipo_lightning.protocols import Host
+from rsipo_lightning.sharding import plain_copy
 from rsipo_lightning.types import Completion, Prompt
 
 ROOT = Path(__file__).parents[2]
@@ -311,6 +315,36 @@ def test_a_new_learning_rate_counts_after_a_resume(done: Path, tmp_path: Path) -
     state = torch.load(folder / "checkpoints" / "update-000003.ckpt", weights_only=True)
     assert [g["lr"] for g in state["optimizer_states"][0]["param_groups"]] == [0.001]
     assert float(metrics(folder)[-1]["optim/lr"]) == 0.001
+
+
+def test_a_last_look_that_is_made_up_for_is_at_the_trained_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an engine with weights of its own too, which no update has sent it."""
+    sent = []
+
+    class Copied(HFEngine):
+        @classmethod
+        def of(cls, config: HFConfig, host: Host) -> HFEngine:
+            copied = Policy(plain_copy(host.policy.model, host.device))
+            return cls(copied, host.tokenizer, own=False)
+
+        def sync_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+            super().sync_weights(weights, version)
+            sent.append(version)
+
+    monkeypatch.setitem(registry.BUILTIN["engines"], "hf", "mine:Copied")
+    monkeypatch.setitem(sys.modules, "mine", cast(Any, SimpleNamespace(Copied=Copied)))
+    folder = run("grpo", tmp_path / "run", "trainer.updates=1", "eval.every=0")
+    looks = json.loads((folder / "eval.json").read_text())
+    after = looks.pop("after")
+    (folder / "eval.json").write_text(json.dumps(looks))
+    assert fit_main(["--resume", str(folder)]) == 0
+    again = json.loads((folder / "eval.json").read_text())["after"]
+    assert {k: x for k, x in again.items() if "seconds" not in k} == {
+        k: x for k, x in after.items() if "seconds" not in k
+    }
+    assert sent == [0, 1, 1]
 
 
 class Refuses(CSVLogger):

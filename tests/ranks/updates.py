@@ -22,7 +22,7 @@ from rsipo_lightning.frozen import AdapterOff
 from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.module import PolicyModule
 from rsipo_lightning.policy import Policy
-from rsipo_lightning.sharding import Shards, acting_weights, full_weights
+from rsipo_lightning.sharding import Shards, acting_weights, whole
 from rsipo_lightning.strategy import Zero3Strategy, connect
 from rsipo_lightning.testing import adapted_policy, make_algorithm, toy_world
 from rsipo_lightning.types import Iteration, MicroBatch
@@ -144,8 +144,8 @@ def frozen_weights(policy: Policy) -> Tensor:
 
 def flat(policy: Policy, trained: bool) -> Tensor:
     """All weights that are trained, or all others, in a row."""
-    whole = full_weights(policy.model, 20_000)
-    parts = [p.detach().flatten().float() for _, p in whole if p.requires_grad == trained]
+    units = [(n, (p,)) for n, p in policy.model.named_parameters() if p.requires_grad == trained]
+    parts = [p.detach().flatten().float() for _, (p,) in whole(units, 20_000)]
     return torch.cat(parts) if parts else torch.empty(0)
 
 

@@ -35,6 +35,7 @@ from rsipo_lightning.testing import (
     gradient,
     make_algorithm,
     random_policy,
+    toy_world,
 )
 from rsipo_lightning.tokens import null_sample, with_credit
 from rsipo_lightning.types import Credit, Iteration, Prompt, Role, RolloutGroup, Sample, Stop, Task
@@ -360,6 +361,15 @@ def test_without_a_term_the_learning_rate_is_0(name: str) -> None:
 
 
 # ---- scoring
+
+
+def test_rows_go_where_the_policy_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to the module's own device: under ZeRO-3 nobody sets it."""
+    world = toy_world()
+    algorithm = make_algorithm("seed", world.codec)
+    module = world.module(algorithm, world.iteration(algorithm))
+    monkeypatch.setattr(PolicyModule, "device", torch.device("meta"))
+    assert gradient(module, module.samples(module.iteration), 1).any()
 
 
 def test_scoring_runs_no_more_rows_at_once_than_training() -> None:

@@ -86,6 +86,25 @@ def test_a_killed_rank_is_the_first_whatever_the_others_say() -> None:
     assert (failed.rank, failed.code) == (1, -signal.SIGKILL)
 
 
+def test_a_rank_that_aborts_since_another_has_failed_is_not_the_first() -> None:
+    """As NCCL does once the others are gone."""
+    body = """
+    if rank == 1:
+        ranks.report("no disk", 75)
+        sys.exit(75)
+    time.sleep(0.5)
+    os.abort()
+    """
+    assert ranks.launch(program(body), 2) == ranks.Failure(1, 75, "no disk")
+
+
+def test_one_that_aborts_by_itself_is() -> None:
+    body = "time.sleep(60) if rank else os.abort()\n"
+    failed = ranks.launch(program(body), 2)
+    assert failed
+    assert (failed.rank, failed.code) == (0, -signal.SIGABRT)
+
+
 def test_the_last_words_of_a_rank_that_reports_nothing() -> None:
     body = "print('segment 7', flush=True)\nif rank: os._exit(3)\n" + WAIT
     assert ranks.launch(program(body), 2) == ranks.Failure(1, 3, "segment 7")

@@ -103,22 +103,35 @@ def test_a_turn_that_ends_for_another_reason_is_refused() -> None:
             completion(prompt, ids, [0.0] * len(ids), reason, TOKENIZER, 1)
 
 
-def test_an_engine_that_sleeps_generates_nothing() -> None:
-    """On a GPU it does so from its start to the first weights."""
+def test_an_engine_sleeps_from_its_start_to_the_first_weights() -> None:
+    """On a GPU. The cache comes after the weights, which may need its place while they are sent."""
+    done: list[str] = []
 
     class Sleeper:
-        def __init__(self) -> None:
-            self.levels: list[int] = []
-
         def sleep(self, level: int) -> None:
-            self.levels.append(level)
+            done.append(f"sleep {level}")
 
-    llm = Sleeper()
-    engine = VLLMEngine(llm, host(random_policy(len(TOKENIZER))), sleeps=True)
+        def wake_up(self, tags: list[str]) -> None:
+            done.append(f"wake {tags}")
+
+        def collective_rpc(self, name: str, kwargs: dict[str, Any]) -> None:
+            done.append(f"{name} {len(list(kwargs['weights_iterator']))}")
+
+        def reset_prefix_cache(self) -> bool:
+            done.append("drop")
+            return True
+
+    policy = random_policy(len(TOKENIZER))
+    engine = VLLMEngine(Sleeper(), host(policy), sleeps=True)
     engine.rest()
-    assert llm.levels == [2]
     with pytest.raises(EngineError, match="sleeps until it gets weights"):
         engine.generate([Prompt((1,), 4, 1.0, 0)])
+    named = list(policy.model.named_parameters())
+    reload = f"reload_weights {len(named) + 1}"  # the tied head too
+    woken = ["wake ['weights']", reload, "wake ['kv_cache']", "drop"]
+    for version in (1, 2):
+        engine.sync_weights(named, version)
+    assert done == ["sleep 2", *woken, reload, "drop"]
 
 
 # ---- a server
