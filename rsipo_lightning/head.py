@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 KEPT = 1 << 28  # bytes of logits that may wait for the backward pass
-BLOCK = 1 << 22  # logits of a block, which are copied to float32 two times
+BLOCK = 1 << 23  # logits of a block, which are copied to float32 two times
 NARROWEST = 1 << 10  # columns of a block at least, however many tokens there are
 
 
