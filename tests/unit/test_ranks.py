@@ -55,9 +55,11 @@ def test_the_first_reason_is_told_and_the_others_end(tmp_path: Path) -> None:
     ranks.announce(__import__("pathlib").Path({str(tmp_path)!r}), [])
     if rank == 1:
         ranks.report("no disk", 75)
+        open({str(tmp_path)!r} + "/said", "w")
         sys.exit(75)
     if rank == 0:
-        time.sleep(0.5)
+        while not os.path.exists({str(tmp_path)!r} + "/said"):
+            time.sleep(0.01)
         ranks.report("lost the other rank", 1)
         sys.exit(1)
     time.sleep(60)
@@ -86,13 +88,15 @@ def test_a_killed_rank_is_the_first_whatever_the_others_say() -> None:
     assert (failed.rank, failed.code) == (1, -signal.SIGKILL)
 
 
-def test_a_rank_that_aborts_since_another_has_failed_is_not_the_first() -> None:
+def test_a_rank_that_aborts_since_another_has_failed_is_not_the_first(tmp_path: Path) -> None:
     """As NCCL does once the others are gone."""
-    body = """
+    body = f"""
     if rank == 1:
         ranks.report("no disk", 75)
+        open({str(tmp_path)!r} + "/said", "w")
         sys.exit(75)
-    time.sleep(0.5)
+    while not os.path.exists({str(tmp_path)!r} + "/said"):
+        time.sleep(0.01)
     os.abort()
     """
     assert ranks.launch(program(body), 2) == ranks.Failure(1, 75, "no disk")
