@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import resource
@@ -57,7 +56,7 @@ from rsipo_lightning.endpoint import Endpoint
 from rsipo_lightning.errors import ConfigError, DataError, EnvironmentFault, RsipoError
 from rsipo_lightning.eval_report import EvalReport
 from rsipo_lightning.freshness import Sender
-from rsipo_lightning.frozen import AdapterOff
+from rsipo_lightning.frozen import AdapterOff, frozen
 from rsipo_lightning.metrics import gather, rank_of_ranks
 from rsipo_lightning.metrics_csv import MetricsCsv
 from rsipo_lightning.module import PolicyModule
@@ -66,7 +65,7 @@ from rsipo_lightning.protocols import SPLITS, Host, TaskSuite
 from rsipo_lightning.published import Published
 from rsipo_lightning.rollout import Player
 from rsipo_lightning.run_folder import CONFIG, RunFolder, on_disk, origin
-from rsipo_lightning.sharding import Shards, adapter_state, full_state, plain_copy
+from rsipo_lightning.sharding import Shards, adapter_state, full_state, local_device, plain_copy
 from rsipo_lightning.skills import analysis_template
 from rsipo_lightning.strategy import Zero3Strategy, check_zero3, connect, disconnect, environment
 from rsipo_lightning.tiny import MORE, build_tokenizer, new_model
@@ -117,7 +116,7 @@ class Actors:
         if self.policy.adapted:
             return AdapterOff(self.policy)
         if self.shards is None:
-            return copy.deepcopy(self.policy).requires_grad_(False)
+            return frozen(self.policy)
         policy = Policy(self.shards.load(self.load)).requires_grad_(False)
         self.shards.frozen(policy)
         return policy
@@ -193,16 +192,15 @@ def actors(
         model = shards.load(load) if shards else load()
         check_fit(model, codec.tokenizer, path, config.rollout.context)
         policy = Policy(model, config.model.gradient_checkpointing)
-        device = shards.device if shards else _device(config)
+        device = local_device(accelerator(config))
 
         def whole() -> Policy:
             return Policy(plain_copy(model, device)) if shards else policy
 
         r = config.rollout
-        place = policy, whole, codec.tokenizer, device, r.context, r.live
+        host = Host(policy, whole, codec.tokenizer, device, r.context, r.live, *rank_of_ranks())
         engine_class = registry.load("engines", component("engine", config.groups["engine"]))
-        engine = engine_class.of(config.engine, Host(*place, *rank_of_ranks()))
-        player = Player(suite, engine, codec)
+        player = Player(suite, engine_class.of(config.engine, host), codec)
         on_error.pop_all()
     return Actors(suite, codec, policy, player, load, shards)
 
@@ -261,12 +259,6 @@ def _opening(suite: TaskSuite, task: Task) -> str:
 def say(console: Console, line: str) -> None:
     """A line of paths and data as it is: one to copy, which a narrow terminal does not cut."""
     console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _device(config: RunConfig | SftConfig) -> torch.device:
-    """Of this rank."""
-    kind = accelerator(config)
-    return torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)) * (kind == "cuda"))
 
 
 def accelerator(config: RunConfig | SftConfig) -> str:

@@ -10,6 +10,7 @@ sent, the engine's ``policy_version`` that it took them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,13 +37,8 @@ class Sender:
 
     def __init__(self, player: Player, config: RunConfig) -> None:
         self.engine = player.engine
-        tokenizer = player.codec.tokenizer
-        special = set(tokenizer.all_special_ids)
-        words = [i for i in range(len(tokenizer)) if i not in special]
-        length = max(1, min(LENGTH, config.rollout.context - NEW))
-        # Always the same, so that a cache that was kept is met.
-        ids = tuple(keyed_random("probe").choices(words, k=length))
-        self._prompt = Prompt(ids, NEW, TEMPERATURE, seed=0)
+        self._tokenizer = player.codec.tokenizer
+        self._length = max(1, min(LENGTH, config.rollout.context - NEW))
         given = getattr(config.engine, "tolerance", 0.0)
         self._tolerance = given or TOLERANCE[config.model.dtype]
         self._sums: list[int] = []  # of the weights as they were sent last
@@ -66,6 +62,14 @@ class Sender:
         if not before:
             return None
         return sum(old != new for old, new in zip(before, self._sums, strict=True))
+
+    @cached_property
+    def _prompt(self) -> Prompt:
+        """Always the same, so that a cache that was kept is met."""
+        special = set(self._tokenizer.all_special_ids)
+        words = [i for i in range(len(self._tokenizer)) if i not in special]
+        ids = tuple(keyed_random("probe").choices(words, k=self._length))
+        return Prompt(ids, NEW, TEMPERATURE, seed=0)
 
     def _probe(self, policy: Policy, version: int) -> None:
         (said,) = self.engine.generate([self._prompt])

@@ -121,6 +121,11 @@ def plain_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     return made
 
 
+def local_device(kind: str) -> torch.device:
+    """This rank's device of a kind (cpu or cuda)."""
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", 0)) * (kind == "cuda"))
+
+
 class Shards:
     """Loads models such that each rank keeps its share only."""
 
@@ -132,7 +137,7 @@ class Shards:
     @property
     def device(self) -> torch.device:
         """Of this rank."""
-        return torch.device(self.kind, int(os.environ["LOCAL_RANK"]) * (self.kind == "cuda"))
+        return local_device(self.kind)
 
     def load(self, make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
         """What ``make`` returns. ``from_pretrained`` splits each tensor as it reads it; what is

@@ -10,6 +10,7 @@ import torch
 
 from rsipo_lightning.codec import Codec
 from rsipo_lightning.engines.hf import HFEngine, _sample
+from rsipo_lightning.freshness import log_probs
 from rsipo_lightning.testing import byte_tokenizer, random_policy
 from rsipo_lightning.types import Completion, Prompt
 
@@ -33,13 +34,7 @@ def prompts(count: int, temperature: float = 1.0, tokens: int = 12) -> list[Prom
 
 def rescored(engine: HFEngine, prompt: Prompt, completion: Completion) -> torch.Tensor:
     """Log-probs of the same ids in one fresh forward."""
-    ids = torch.tensor([prompt.ids + completion.ids])
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    mask[0, len(prompt.ids) :] = True
-    with torch.no_grad():
-        return engine.policy(ids, mask, torch.full((len(completion.ids),), completion.temperature))[
-            0
-        ]
+    return log_probs(engine.policy, prompt, completion)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])

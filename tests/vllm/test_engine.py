@@ -19,7 +19,7 @@ from rsipo_lightning.config import RunConfig
 from rsipo_lightning.engines.hf import HFEngine
 from rsipo_lightning.engines.vllm import VLLMConfig, VLLMEngine
 from rsipo_lightning.errors import ConfigError, EngineError
-from rsipo_lightning.freshness import Sender
+from rsipo_lightning.freshness import Sender, log_probs
 from rsipo_lightning.policy import Policy, load_model, load_tokenizer
 from rsipo_lightning.protocols import Host
 from rsipo_lightning.rollout import Player
@@ -74,11 +74,7 @@ def gap(policy: Policy, asked: Sequence[Prompt], said: Sequence[Completion]) -> 
     """Largest difference of a log-prob from one fresh forward of the policy."""
     found = 0.0
     for p, c in zip(asked, said, strict=True):
-        ids = torch.tensor([p.ids + c.ids])
-        mask = torch.zeros_like(ids, dtype=torch.bool)
-        mask[0, len(p.ids) :] = True
-        with torch.no_grad():
-            own = policy(ids, mask, torch.full((len(c.ids),), c.temperature))[0]
+        own = log_probs(policy, p, c)
         found = max(found, float((own - torch.tensor(c.logprobs)).abs().max()))
     return found
 
